@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness1.config import Config, Env, load_config
-from harness1.env.environment import begin
+from harness1.env.environment import advance
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import DocId, Gold, Observation, ToolCall
 from harness1.retrieval.build import build_index
@@ -38,7 +38,7 @@ def test_the_example_tool_runs_and_has_a_schema() -> None:
     play(env, search("Ada Lovelace"))
     before = list(env.state.memory.curated.tags)
     steps = tool.run(env.state.memory, env.config, ToolCall("drop_docs", {"doc_ids": ["D1", "D99"]}))
-    observation = begin(steps)
+    observation = advance(steps)
     assert isinstance(observation, Observation)
     assert observation.notes[0].code == "unknown_handles"
     assert list(env.state.memory.curated.tags) == before[1:]
