@@ -141,18 +141,16 @@ def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
 
 
 BOUNDED = {"cispo": Cispo, "double_sided": DoubleSided, "interaction": Interaction}
-ALGORITHMS = ("nll", *BOUNDED, "reinforce")
-"""Losses by name. Those of reinforcement learning are also listed in `Rl.algorithm`."""
+"""Losses by name that take the bounds of the settings."""
+LOSSES: dict[str, type[Algorithm]] = {"nll": NegativeLogLikelihood, **BOUNDED, "reinforce": Reinforce}
+"""All losses by name. Those of reinforcement learning are also listed in `Rl.algorithm`."""
 
 
 def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:
     """Return the loss with a name; `rl` holds the bounds of the ratio. Raise UsageError if the name is unknown."""
-    if name not in ALGORITHMS:
-        raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
-    rl = rl or Rl()
-    if name in BOUNDED:
-        return BOUNDED[name](*rl.ratio)
-    return NegativeLogLikelihood() if name == "nll" else Reinforce()
+    if name not in LOSSES:
+        raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(LOSSES)}")
+    return LOSSES[name](*(rl or Rl()).ratio) if name in BOUNDED else LOSSES[name]()
 
 
 MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")

@@ -23,6 +23,7 @@ from harness1.rows.calls import CapturedCall
 from harness1.training import trainer as trainer_module
 from harness1.training.algorithm import (
     LOG_RATIO_LIMIT,
+    LOSSES,
     Cispo,
     DoubleSided,
     Interaction,
@@ -74,11 +75,17 @@ def test_fine_tuning_is_the_mean_of_weighted_negative_log_probabilities() -> Non
     assert losses.tolist() == [1.0, 2.0, 0.75, 2.0]
 
 
-def test_algorithms_are_made_by_name_with_the_bounds_of_the_settings() -> None:
+class Added(NegativeLogLikelihood):
+    """A loss of one's own."""
+
+
+def test_algorithms_are_made_by_name_with_the_bounds_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     rl = Rl(ratio=(0.25, 3.0))
     made = [make_algorithm(name, rl) for name in ("cispo", "double_sided", "interaction", "reinforce")]
     assert made == [Cispo(0.25, 3.0), DoubleSided(0.25, 3.0), Interaction(0.25, 3.0), Reinforce()]
     assert make_algorithm("cispo") == Cispo(0.0, 5.0)
+    monkeypatch.setitem(LOSSES, "added", Added)
+    assert type(make_algorithm("added", rl)) is Added
     with pytest.raises(UsageError, match=r"no loss 'ppo'; choose one of .*nll"):
         make_algorithm("ppo")
 
