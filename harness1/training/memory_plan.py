@@ -113,7 +113,7 @@ class MemoryPlanner:
         if devices.sampling == "beside":
             held["weights of the sampler"] = sampled["weights"]
             held["keys and values"] = sampled["cache"] + model.cache_tokens * token
-            prompts = PREFILL_TOKENS / context if devices.kind == "cuda" else 1
+            prompts = min(rows, PREFILL_TOKENS / context) if devices.kind == "cuda" else 1
             moments["prefill"] = math.ceil(sampled["working"] * max(1, prompts))
         elif devices.sampling == "reserved":
             held["vLLM"] = share

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.memory_plan import allocated, take_steps
 from harness1.cli.training import advise, batch_of_rows, device_memory, episode_batch
-from harness1.config import Config, Lora, Rl, Train
+from harness1.config import Config, Lora, Machine, Rl, Train
 from harness1.errors import UsageError
 from harness1.models.fetch import PUBLISHED, model_shape
 from harness1.models.slots import KvSlots
@@ -138,6 +138,9 @@ def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows(monkeypatch: pyte
     monkeypatch.setattr("harness1.training.memory_plan.PREFILL_TOKENS", 4 * config.env.context_window)
     prefill = planner.plan(config, batch, msgspec.structs.replace(GPU, sampling="beside")).moments["prefill"]
     assert prefill == 4 * beside.moments["prefill"] > 0
+    few = msgspec.structs.replace(config, machine=Machine(concurrency=3))
+    prefill = planner.plan(few, batch, msgspec.structs.replace(GPU, sampling="beside")).moments["prefill"]
+    assert prefill == 3 * beside.moments["prefill"]
 
 
 def test_several_trainers_share_weights_and_gather_layers() -> None:
