@@ -21,6 +21,7 @@ from harness1.rows import RowFile, TrainRow, write_rows
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import (
     CACHE_ROOM,
+    LINEAR,
     BatchSize,
     Devices,
     MemoryPlanner,
@@ -120,6 +121,15 @@ def test_a_quantized_checkpoint_is_planned_as_it_is_trained(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(UsageError, match="not the configuration of a model"):
         model_shape(tmp_path)
+
+
+def test_attention_is_quadratic_or_linear_in_the_length() -> None:
+    def activations(length: int, attention: str) -> int:
+        return count_step(shape_of("gpt_oss"), train_of(4), CISPO, BatchSize(1, length, 1), attention)["kept"]
+
+    eager, linear = ([activations(length, name) for length in (2048, 4096)] for name in ("eager", LINEAR))
+    assert eager[1] == pytest.approx(4 * eager[0], rel=0.1)
+    assert linear[1] == pytest.approx(2 * linear[0], rel=0.01)
 
 
 def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
