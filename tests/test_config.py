@@ -20,6 +20,7 @@ from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
 from harness1.memory.ranking import FITTED
 from harness1.runs.folder import public_config, toml_lines
+from harness1.training import trainer
 
 ROOT = Path(__file__).parent.parent
 PAPER, RECIPE, RL_RECIPE = (configurations()[name] for name in ("paper", "sft/paper", "rl/paper"))
@@ -282,6 +283,12 @@ def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(pat
     other = changed.get(type(default)) if type(default) in changed else default + 1
     with pytest.raises(ConfigError, match=re.escape(f"{path} was removed: {reason}")):
         load_config(None, [f"{path}={msgspec.json.encode(other).decode()}"])
+
+
+def test_steps_are_taken_at_the_last_defaults_that_hashes_count() -> None:
+    used = {"clip": trainer.CLIP, "weight_decay": trainer.DECAY, "epsilon": trainer.EPSILON}
+    used |= {"beta1": trainer.BETAS[0], "beta2": trainer.BETAS[1]}
+    assert used == {name: REMOVED[f"train.{name}"].default for name in used}
 
 
 def test_a_setting_that_decides_nothing_any_more_is_read_at_any_value() -> None:

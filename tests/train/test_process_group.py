@@ -137,7 +137,7 @@ def trainer_in(group: ProcessGroup, case: str, home: Path) -> Trainer:
     train = msgspec.structs.replace(TRAIN, lora=lora, dtype=dtype, checkpointing="checkpointing" in settings)
     loaded = load_trainable(home / model, train, "cpu")
     trainer = Trainer(loaded, NLL if loss == "nll" else CISPO, train, len(STEPS), group)
-    trainer.optimizer.param_groups[0]["eps"], trainer_module.CLIP = EPSILON, CLIP
+    trainer.optimizer.param_groups[0]["eps"] = EPSILON
     return trainer
 
 
@@ -176,6 +176,7 @@ def held(trainer: Trainer) -> tuple[int, int]:
 
 def member(rank: int, home: Path) -> None:
     """One of two processes; after a step whose loss is no number it goes on."""
+    trainer_module.CLIP = CLIP
     with join_group(ProcessGroup(rank, 2)) as group:
         found: dict[str, Any] = {"leads": group.leads}
         found["told"] = group.broadcast({"seen": float(group.rank), f"only_{group.rank}": 1.0})
@@ -191,6 +192,12 @@ def member(rank: int, home: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
+@pytest.fixture(autouse=True)
+def _clipping(_no_clipping: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the other processes."""
+    monkeypatch.setattr(trainer_module, "CLIP", CLIP)
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("group")
@@ -202,8 +209,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(home: Path) -> list[dict[str, Any]]:
     """What each of two processes found."""
-    for name in RESUMED:
-        train_in(ALONE, name, home, home / "one" / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "CLIP", CLIP)
+        for name in RESUMED:
+            train_in(ALONE, name, home, home / "one" / name)
     assert codes_of(member, home) == [0, 0]
     return [torch.load(home / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
@@ -365,7 +374,6 @@ def test_calls_that_others_repeat_return_what_they_do_alone(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "EPSILON", EPSILON)
-    monkeypatch.setattr(trainer_module, "CLIP", CLIP)
     assert codes_of(follower, home, uses_everything) == [0, 0]
     found = torch.load(home / "found.pt", weights_only=True)
     expected = found_by(open_local_engine(job(home, CISPO)), tmp_path)

@@ -84,7 +84,6 @@ def test_the_loss_of_a_step_is_the_mean_over_all_of_its_trained_tokens(
 def test_a_step_is_one_of_plain_adamw(
     folder: Path, tmp_path: Path, packing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness1.training.trl_trainer.CLIP", 0.5)
     monkeypatch.setattr("harness1.training.trl_trainer.EPSILON", 1e-3)  # less makes much of rounding
     settings = plain_settings(schedule="constant")
     rows = made_rows()
@@ -92,9 +91,9 @@ def test_a_step_is_one_of_plain_adamw(
     model = loaded(folder)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.95), 1e-3, weight_decay=0.0)
     mean_loss(model, rows).backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    assert norm > 0.5
+    assert norm > 1.0
     assert log[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
     torch.testing.assert_close(loaded(tmp_path).state_dict(), model.state_dict(), rtol=0, atol=1e-5)
 
