@@ -208,6 +208,15 @@ def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path:
     assert len(list(read_calls(tmp_path / "sessions"))) == 2
 
 
+def test_twenty_sessions_run_at_once(tmp_path: Path) -> None:
+    machine = msgspec.structs.replace(CONFIG.machine, concurrency=20, episode_deadline_s=120.0)
+    played = Played(tmp_path, config=msgspec.structs.replace(CONFIG, machine=machine))
+    episodes = played.play(tasks_of(*["good"] * 20))
+    assert [(each.status, len(each.turns)) for each in episodes] == [(Status.COMPLETED, 2)] * 20
+    assert len({each.episode_id for each in episodes}) == 20
+    assert {len(session.calls) for session in played.seen} == {2}
+
+
 def test_a_command_that_cannot_be_started_ends_the_training(tmp_path: Path) -> None:
     played = Played(tmp_path)
     played.command = "no-such-agent {query}"

@@ -17,11 +17,16 @@ import ray
 from ray.cluster_utils import Cluster
 
 from harness1.config import Fleet
-from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.records import Episode, Hashes, Status, Task
 from harness1.rl.rollouts import RayRollouts
+from harness1.rl.train import Training, train_policy
+from harness1.training.log import read_log
+from tests.rl.toy import ToyRollouts, open_toy, toy_config, toy_tasks
 from tests.support import ended_episode
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+from tests.vocabularies import chat_format
 
 pytestmark = pytest.mark.ray
 STORE = 80 * 2**20
@@ -136,6 +141,35 @@ def test_a_job_that_kills_its_workers_is_broken_by_the_infrastructure(cluster: C
     assert [episode.status for episode in episodes] == [Status.INFRA_ERROR, *[Status.COMPLETED] * 11]
     assert "3 workers were lost" in (episodes[0].error or "")
     assert lost == 3
+
+
+class Mortal(ToyRollouts):
+    """Takes its process with it when it comes to one of the groups, once."""
+
+    def __init__(self, base: Path, deaths: Path) -> None:
+        super().__init__(open_toy(base))
+        self.deaths = deaths
+
+    async def play(self, job: EpisodeJob) -> Episode:
+        if job.group_id == "9" and first(self.deaths / "died"):
+            os._exit(1)
+        return await super().play(job)
+
+
+def test_a_policy_learns_over_a_cluster_that_loses_a_worker(cluster: Cluster, tmp_path: Path) -> None:
+    base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), initializer_range=0.05)
+    tasks, config = toy_tasks(12), toy_config(["rl.staleness=1", "rl.batches=20"])
+    work = Training(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, tmp_path / "out", config)
+    players = RayRollouts(partial(Mortal, base, tmp_path), FLEET, 8)
+    train_policy(work, players, chat_format("compact", "chatml"), "toy", lambda *_: None)
+    lines = read_log(tmp_path / "out")
+    before, after = (line["held_out/reward"] for line in lines if "held_out/reward" in line)
+    steps = [line for line in lines if "loss" in line]
+    assert after - before > 0.2
+    assert (tmp_path / "died").exists()
+    assert players.lost == 1
+    assert steps[-1]["groups/trained"] == 80
+    assert max(line["staleness_max"] for line in steps) <= 1
 
 
 def refuse(why: str) -> Fake:
