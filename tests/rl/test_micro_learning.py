@@ -103,6 +103,17 @@ def test_a_policy_is_trained_from_python_on_a_reward_of_ones_own(start: Start) -
     assert len([each for each in read_log(better) if "loss" in each]) == 2
 
 
+def test_calls_that_drifted_are_dropped_whole(harness1: Command, start: Start) -> None:
+    """The second step of a batch trains on calls that the first has moved away from."""
+    settings = ("rl.algorithm=interaction", "rl.rows=epoch", "rl.ratio=[0.95, 1.05]", "rl.substeps=2")
+    places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "by-calls")
+    ended = harness1("rl", "train", *places, *(word for setting in settings for word in ("--set", setting)))
+    assert ended.code == 0, ended.err
+    steps = [each for each in read_log(start.folder / "by-calls") if "loss" in each]
+    assert len(steps) == 2
+    assert all(0 < each["clipped"] < 0.5 and each["k3"] > 0 for each in steps)
+
+
 @pytest.fixture
 def oracle(harness1: Command) -> str:
     """A run of the oracle teacher; what is finished is not collected again."""

@@ -26,6 +26,7 @@ from harness1.models.adapters import (
 )
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
+from harness1.models.slots import KvSlots, SlotModel, SlotPass
 from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rows import TrainRow
@@ -109,6 +110,35 @@ def test_adapters_are_saved_alone_and_in_float32(tmp_path: Path) -> None:
     assert saved.tensors.keys() == kept.tensors.keys()
     assert all(torch.equal(saved.tensors[name], value) for name, value in kept.tensors.items())
     assert {value.dtype for value in load_file(out / ADAPTER_WEIGHTS).values()} == {torch.float32}
+
+
+def sampled_loss(model: Any, rows: list[TrainRow]) -> float:
+    """The mean loss of rows of equal length under the attention that samples, one token of each at a time."""
+    slots, slot_model, total = KvSlots(len(rows)), SlotModel(model), 0.0
+    length = len(rows[0].token_ids)
+    for at in range(length - 1):
+        one_pass = SlotPass(slots, 0, [at] * len(rows), 1, slot_model.device)
+        logprobs = slot_model.logits([[row.token_ids[at]] for row in rows], one_pass).log_softmax(-1)
+        wanted = torch.tensor([[row.token_ids[at + 1]] for row in rows])
+        total -= float(logprobs.gather(-1, wanted).sum())
+    return total / (len(rows) * (length - 1))
+
+
+def test_in_bfloat16_trainer_sampler_and_reloaded_checkpoint_agree(tmp_path: Path) -> None:
+    """Merged into the weights, most of what was learned would be lost."""
+    base, rows = save_tiny_model(tmp_path / "base", initializer_range=0.1), made_rows((40,) * 8)
+    whole = [TrainRow(row.token_ids, (0, *[1] * (len(row.token_ids) - 1))) for row in rows]
+    train = Train(rate=1e-4, lora=Lora(rank=8), dtype="bfloat16", schedule="constant", batch_rows=2)
+    trainer = begun(base, train)
+    before = trainer.loss(whole)
+    for step in range(20):
+        trainer.step([whole[(2 * step + at) % 8] for at in range(2)])
+    learned = trainer.loss(whole)
+    write(tmp_path / "out", trainer, base)
+    assert before - learned > 0.01
+    assert begun(tmp_path / "out", train).loss(whole) == pytest.approx(learned, abs=1e-6)
+    sampler = sampled_loss(load_causal_model(tmp_path / "out", "cpu", "bfloat16"), whole)
+    assert sampler == pytest.approx(learned, abs=2e-3)
 
 
 def test_training_goes_on_with_the_adapters_of_a_checkpoint_on_their_base(tmp_path: Path) -> None:
