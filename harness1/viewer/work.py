@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import ChatPolicy, Config
+from harness1.config.settings import present
 from harness1.errors import MALFORMED, ConfigError, UsageError
 from harness1.models.open import format_at
 from harness1.models.spec import ModelSpec
@@ -152,7 +153,7 @@ def _tokenizer(stage: Stage | None) -> Tokenizer | None:
     if stage is None or "format" not in stage.inputs:
         return None
     try:
-        policy = msgspec.convert(stage.inputs["policy"], ChatPolicy)
+        policy = msgspec.convert(present(stage.inputs["policy"], "policy."), ChatPolicy)
         chat = format_at(ModelSpec.read(str(stage.inputs["upstream"])).model, Config(policy=policy))
     except (KeyError, UsageError, ConfigError, OSError, *MALFORMED):
         return None
