@@ -35,7 +35,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {name: (name, "on") for name in ("fan_out", "grep", "read", "review", "verification", "auto_populate", "dedup")}
     | {name: (name, "on") for name in ("compression", "evidence", "leads", "history", "budget_marker", "pruning")}
     | {"tags": ("curation", "tags"), "rank": ("evidence", "rank"), "entity_handles": ("evidence", "handles")}
-    | {"lead_handles": ("leads", "handles")}
+    | {"lead_handles": ("leads", "handles"), "marks": ("rendering", "marks")}
 )
 """The switch of each mechanism of an environment, as group and name: `env.grep.on`. Files, overrides, hashes and older
 records have these in place of `env.mechanisms`."""

@@ -9,6 +9,7 @@ from itertools import islice
 import msgspec
 
 from harness1.config import Env
+from harness1.env.outside import escape_handles, escape_title, indent, is_own_word
 from harness1.env.pieces import Block, Drop, Piece, action_piece, piece, sentence, write_action
 from harness1.env.view import (
     ActionView,
@@ -72,7 +73,9 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
     # A single query is shown too, because an epoch opens with the observation, without the action before it.
     single = f": {queries[0]}" if len(queries) == 1 else ""
     lines = [f"Turn {turn}: {observation.tool}{single}"]
-    lines += [sentence(note) for note in (observation.error, *observation.notes) if note is not None]
+    for note in filter(None, (observation.error, *observation.notes)):
+        outside = env.has("marks") and note.code == "said"
+        lines.append(indent(sentence(note)) if outside else sentence(note))
     if len(queries) > 1:
         lines += [f"q{number}: {query}" for number, query in enumerate(queries, start=1)]
     verdicts = []
@@ -124,6 +127,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
         title, _, text = words.partition("\n")
         entities = dict[str, str]()
         if env.has("entity_handles"):
+            words = escape_handles(words) if env.has("marks") else words
             words, entities = memory.entities.mark(words, SCANNED)
         document = DocumentView(entry.handle, unit_id, title, text)
         found_by = ((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ()))
@@ -133,6 +137,8 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
         if hidden:
             marks.append(f"also: {hidden} copies" if hidden > 1 else "also: 1 copy")
         title, _, text = words.partition("\n")
+        if env.has("marks"):
+            title, text = escape_title(title), indent(text)
         line = " ".join(part for part in (f"[{label}]", title, *marks) if part)
         if skipped:
             first = f"D{pool.numbers[hit.doc_id]}.{hit.index + 1 - skipped}"
@@ -170,6 +176,14 @@ def order_piece(memory: WorkingMemory, env: Env, found: Assessment, visible: Set
         reason = found.reasons[unit_id] if unit_id in visible else ""
         words.append(f"{handle} ({reason})" if reason else handle)
     return piece("ranked", "user", f"By evidence: {', '.join(words)}.", MemoryView(ranked=handles))
+
+
+def shown_leads(env: Env, found: Assessment) -> Sequence[Lead]:
+    """Return the best leads, as many as are shown."""
+    leads = found.leads
+    if env.has("marks"):
+        leads = tuple(lead for lead in leads if not is_own_word(lead.name))
+    return leads[: env.leads.lines]
 
 
 def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece:
@@ -221,7 +235,7 @@ def order_and_leads(memory: WorkingMemory, env: Env) -> list[Piece]:
         return []
     found = memory.assess()
     told = [order_piece(memory, env, found, frozenset())] if found.units else []
-    return told + ([leads_piece(memory, env, found.leads[: env.leads.lines])] if env.leads_on else [])
+    return told + ([leads_piece(memory, env, shown_leads(env, found))] if env.leads_on else [])
 
 
 class MemoryPieces:
@@ -242,8 +256,8 @@ class MemoryPieces:
         placed += [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, found) for entry in hidden]
         if found.units:
             placed.append(Block((order_piece(memory, env, found, visible),), Drop.OLD_TURNS))
-        if env.leads_on and found.leads:
-            placed.append(Block((leads_piece(memory, env, found.leads[: env.leads.lines]),), Drop.EVIDENCE))
+        if env.leads_on and (leads := shown_leads(env, found)):
+            placed.append(Block((leads_piece(memory, env, leads),), Drop.EVIDENCE))
         placed += self._pool(memory, visible, found)
         if env.has("evidence"):
             placed += [Block((each,), Drop.EVIDENCE) for each in link_pieces(memory, env, found.units)]
@@ -290,8 +304,9 @@ class MemoryPieces:
             text = memory.store[entry.chunk_ids[0]].text[: 4 * self.env.pool.snippet]
             snippet = " ".join(text.split())[: self.env.pool.snippet].rstrip()
             shown = DocumentView(entry.handle, entry.unit_id, show_title(entry.title, self.env), snippet)
+            title = escape_title(shown.title) if self.env.has("marks") else shown.title
             marks = "; ".join(mark for mark in (tag if self.env.has("tags") else "", reason) if mark)
-            line = f"{entry.handle}{f' ({marks})' if marks else ''} {shown.title}: {snippet}"
+            line = f"{entry.handle}{f' ({marks})' if marks else ''} {title}: {snippet}"
             section = "curated" if tag else "pool"
             self._lines[key] = Block((piece(f"{section}/{entry.handle}", "user", line, shown),), drop)
         return self._lines[key]

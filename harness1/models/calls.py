@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from harness1.env.outside import break_controls
 from harness1.env.pieces import Piece, group_messages
 from harness1.env.view import ActionView
 from harness1.errors import MALFORMED
@@ -132,12 +133,17 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
             messages.append(answering.message if answering else {"role": "assistant", "content": text})
         elif first.role == "tool" and answering is not None:
             messages += [
-                {"role": "tool", "tool_call_id": name, "content": text if name == answering.executed else NOT_EXECUTED}
+                {
+                    "role": "tool",
+                    "tool_call_id": name,
+                    "content": break_controls(text) if name == answering.executed else NOT_EXECUTED,
+                }
                 for name in answering.call_ids
             ]
             answering = None
         else:
-            messages.append({"role": "user" if first.role == "tool" else first.role, "content": text})
+            role = "user" if first.role == "tool" else first.role
+            messages.append({"role": role, "content": text if role == "system" else break_controls(text)})
     return messages
 
 
