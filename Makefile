@@ -118,7 +118,7 @@ lint: $(TEST)/$(READY)
 	$(TEST)/bin/mypy
 
 $(DEMO)/$(READY):
-	@echo "Making a virtual environment in $(DEMO) and installing harness1 with its 11 dependencies. This happens once."
+	@echo "Making a virtual environment in $(DEMO) and installing harness1 with its dependencies. This happens once."
 	@$(PYTHON) -m venv --clear $(DEMO)
 	@$(DEMO)/bin/pip install --quiet --editable .
 	@touch $@
