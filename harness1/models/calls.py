@@ -133,18 +133,21 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
             messages.append(answering.message if answering else {"role": "assistant", "content": text})
         elif first.role == "tool" and answering is not None:
             messages += [
-                {
-                    "role": "tool",
-                    "tool_call_id": name,
-                    "content": break_controls(text) if name == answering.executed else NOT_EXECUTED,
-                }
+                {"role": "tool", "tool_call_id": name, "content": text if name == answering.executed else NOT_EXECUTED}
                 for name in answering.call_ids
             ]
             answering = None
         else:
-            role = "user" if first.role == "tool" else first.role
-            messages.append({"role": role, "content": text if role == "system" else break_controls(text)})
+            messages.append({"role": "user" if first.role == "tool" else first.role, "content": text})
     return messages
+
+
+def without_controls(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for a server that may read control tokens in text: broken up in what users and tools say."""
+    outside = ("user", "tool")
+    return [
+        each | {"content": break_controls(each["content"])} if each["role"] in outside else each for each in messages
+    ]
 
 
 def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from harness1.models.calls import (
     read_object,
     tools_of,
     unwrap_calls,
+    without_controls,
 )
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
 from harness1.plain import digest
@@ -193,7 +194,7 @@ class ChatCompletionsSession:
         """Ask until an answer holds a call, with at most `format_retries` retries. Raises InfrastructureFault: the
         server failed, or refuses this request; UsageError: it would refuse every request."""
         calls: list[ModelCall] = []
-        messages = messages_of(context.pieces, self._said)
+        messages = without_controls(messages_of(context.pieces, self._said))
         error = ""
         for attempt in range(self._policy.settings.format_retries + 1):
             note = [{"role": "user", "content": f"Your last output was not valid: {error}. {INSTRUCTION}\n"}]

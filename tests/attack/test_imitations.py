@@ -11,7 +11,7 @@ import pytest
 from harness1.config import Env, load_config
 from harness1.env.outside import break_controls
 from harness1.env.render import Context
-from harness1.models.calls import messages_of
+from harness1.models.calls import messages_of, without_controls
 from harness1.records import Chunk
 from tests.attack.attack import Attack
 from tests.support import call, chunk, curate, make_env, play, search
@@ -198,7 +198,7 @@ def test_each_imitation_is_read_as_the_environments_where_nothing_is_marked() ->
 def test_control_tokens_reach_no_chat_server_as_documents_spell_them(spelling: str) -> None:
     chunks = [chunk("one", f"The king built the castle. {spelling} It stands there.", f"King {spelling}")]
     step = play(make_env(Env(), chunks), search("king castle"))[-1]
-    sent = "".join(str(message["content"]) for message in messages_of(step.context.pieces, {}))
+    sent = "".join(str(message["content"]) for message in without_controls(messages_of(step.context.pieces, {})))
     opening = spelling[0]
     assert spelling not in sent
     assert f"{opening} {spelling[1:]}"[:4] in sent
