@@ -9,7 +9,7 @@ from itertools import islice
 import msgspec
 
 from harness1.config import Env
-from harness1.env.outside import escape_handles, escape_title, indent, is_own_word
+from harness1.env.outside import escape_handles, escape_title, indent
 from harness1.env.pieces import Block, Drop, Piece, action_piece, piece, sentence, write_action
 from harness1.env.view import (
     ActionView,
@@ -178,14 +178,6 @@ def order_piece(memory: WorkingMemory, env: Env, found: Assessment, visible: Set
     return piece("ranked", "user", f"By evidence: {', '.join(words)}.", MemoryView(ranked=handles))
 
 
-def shown_leads(env: Env, found: Assessment) -> Sequence[Lead]:
-    """Return the best leads, as many as are shown."""
-    leads = found.leads
-    if env.has("marks"):
-        leads = tuple(lead for lead in leads if not is_own_word(lead.name))
-    return leads[: env.leads.lines]
-
-
 def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece:
     """Return what is worth a search, with handles and reasons; under minimal instructions, with handles alone."""
     shown, words = [], []
@@ -235,7 +227,7 @@ def order_and_leads(memory: WorkingMemory, env: Env) -> list[Piece]:
         return []
     found = memory.assess()
     told = [order_piece(memory, env, found, frozenset())] if found.units else []
-    return told + ([leads_piece(memory, env, shown_leads(env, found))] if env.leads_on else [])
+    return told + ([leads_piece(memory, env, memory.shown_leads(env))] if env.leads_on else [])
 
 
 class MemoryPieces:
@@ -256,7 +248,7 @@ class MemoryPieces:
         placed += [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, found) for entry in hidden]
         if found.units:
             placed.append(Block((order_piece(memory, env, found, visible),), Drop.OLD_TURNS))
-        if env.leads_on and (leads := shown_leads(env, found)):
+        if env.leads_on and (leads := memory.shown_leads(env)):
             placed.append(Block((leads_piece(memory, env, leads),), Drop.EVIDENCE))
         placed += self._pool(memory, visible, found)
         if env.has("evidence"):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-from harness1.memory.entities import entity_key
-
 _MARK = re.compile(r"\\|\[|\]|^\(|\bq\d+(?=#\d)|\balso(?=: \d)")
 """In a title: brackets of handles, reasons before a title, places in rankings, and the number of copies."""
 _ENTITY = re.compile(r"\((?=E\d+\))")
@@ -21,11 +19,6 @@ _CONTROL = re.compile(
            | \[ (?= /? (?: INST | SYS | TOOL_CALLS | TOOL_RESULTS | AVAILABLE_TOOLS | THINK ) \] ) )"""
 )
 """The first character of a control token: ChatML, Harmony, Llama, DeepSeek, Kimi, Qwen, Gemma, Mistral."""
-OWN_WORDS = frozenset(
-    "action added bridge budget curated evicted evidence finish further hidden history older pool pruned question"  # noqa: SIM905
-    " reasoning re-tagged refused removed returned rules search shared tags turn unknown verified".split()
-)
-"""Words that lines of the environment begin with; no document makes one a lead."""
 
 
 def indent(text: str) -> str:
@@ -46,8 +39,3 @@ def escape_handles(text: str) -> str:
 def break_controls(text: str) -> str:
     """Return a text with a space inside each spelling of a control token: `< |im_end|>`."""
     return _CONTROL.sub(r"\g<0> ", text)
-
-
-def is_own_word(name: str) -> bool:
-    """Return whether a name is one of the words that lines of the environment begin with."""
-    return entity_key(name) in OWN_WORDS

@@ -14,9 +14,15 @@ from harness1.memory.dedup import Fingerprints
 from harness1.memory.entities import SCANNED, Bridge, EntityHandles, EvidenceGraph, entity_key, extract, mentions
 from harness1.memory.parts import CuratedSet, Forkable, HistoryLine, Pool, VerificationCache
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name, read_question
-from harness1.memory.ranking import Assessment, EvidenceValue
+from harness1.memory.ranking import Assessment, EvidenceValue, Lead
 from harness1.plain import digest
 from harness1.records import ChunkId, Hit, Ranking, Unit, UnitId
+
+OWN_WORDS = frozenset(
+    "action added bridge budget curated evicted evidence finish further hidden history older pool pruned question"  # noqa: SIM905
+    " reasoning re-tagged refused removed returned rules search shared tags turn unknown verified".split()
+)
+"""Words that lines of the environment begin with; no document makes one a lead."""
 
 
 class WorkingMemory(Forkable, dict=True):
@@ -96,9 +102,16 @@ class WorkingMemory(Forkable, dict=True):
     def name_leads(self, env: Env) -> None:
         """Give handles to the names among the leads that the next context shows."""
         if env.has_handles and env.leads_on:
-            shown = self.assess().leads[: env.leads.lines]
             whole = env.leads_have_handles
-            self.entities.add(" ".join(lead.name.split()) for lead in shown if whole or not lead.is_part)
+            shown = (lead for lead in self.shown_leads(env) if whole or not lead.is_part)
+            self.entities.add(" ".join(lead.name.split()) for lead in shown)
+
+    def shown_leads(self, env: Env) -> Sequence[Lead]:
+        """Return the best leads, as many as a context shows."""
+        leads = self.assess().leads
+        if env.has("marks"):
+            leads = tuple(lead for lead in leads if entity_key(lead.name) not in OWN_WORDS)
+        return leads[: env.leads.lines]
 
     def text_of(self, unit_id: UnitId) -> str:
         """Return the stored chunks of a pooled unit, in document order."""

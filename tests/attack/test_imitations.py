@@ -203,3 +203,11 @@ def test_control_tokens_reach_no_chat_server_as_documents_spell_them(spelling: s
     assert spelling not in sent
     assert f"{opening} {spelling[1:]}"[:4] in sent
     assert break_controls("a < b, [1], <b> and 2 <| 3") == "a < b, [1], <b> and 2 <| 3"
+
+
+def test_every_lead_that_is_shown_has_a_handle_where_words_of_the_environment_are_left_out() -> None:
+    config = load_config(None, ["env.leads.handles=true", "env.rendering.marks=true", "env.leads.lines=4"]).env
+    text = "King Budget met Turn. Then the king met Added, and Curated, and Alice Moor, Bob Fenn, Carl Dunn."
+    step = play(make_env(config, [chunk("one", text, "King")]), search("king"), query="Which king was it?")[-1]
+    named = [(lead.name, lead.entity) for lead in step.context.view.leads]
+    assert named == [("Alice Moor", "E1"), ("Bob Fenn", "E2"), ("King Budget", "E3"), ("Carl Dunn", "E4")]
