@@ -5,66 +5,56 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from harness1 import records
 from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError
 from harness1.plain import digest, text_digest
-from harness1.records import (
-    SCHEMA_VERSION,
-    STATUS_OF,
-    DocId,
-    Episode,
-    Gold,
-    Hashes,
-    Observation,
-    Task,
-    ToolCall,
-    decode_episode,
-    encode_episode,
-)
 from tests.support import END, Script, curate, make_env, run, search
 
-TASK = Task("t", "Where did Byron die?", gold=Gold({DocId("byron"): 1}), metadata={"answer": "Missolonghi"})
+TASK = records.Task(
+    "t", "Where did Byron die?", gold=records.Gold({records.DocId("byron"): 1}), metadata={"answer": "Missolonghi"}
+)
 
 
-def episode() -> Episode:
+def episode() -> records.Episode:
     return run(rollout(make_env(), Script(search("Byron"), curate(add_ids=["D1"]), END), TASK))
 
 
 def test_an_episode_survives_its_line() -> None:
     made = episode()
-    line = encode_episode(made)
+    line = records.encode_episode(made)
     assert not any(word in line for word in (b"\n", b"gold", b"metadata"))
-    assert decode_episode(line) == made
-    assert encode_episode(decode_episode(line)) == line
+    assert records.decode_episode(line) == made
+    assert records.encode_episode(records.decode_episode(line)) == line
 
 
 def test_a_newer_record_is_refused_with_a_clear_error() -> None:
-    tree = msgspec.json.decode(encode_episode(episode()))
-    tree |= {"schema_version": SCHEMA_VERSION + 1, "invented_later": True}
-    with pytest.raises(SchemaError, match=f"an episode of schema {SCHEMA_VERSION + 1}.*upgrade"):
-        decode_episode(msgspec.json.encode(tree))
+    tree = msgspec.json.decode(records.encode_episode(episode()))
+    tree |= {"schema_version": records.SCHEMA_VERSION + 1, "invented_later": True}
+    with pytest.raises(SchemaError, match=f"an episode of schema {records.SCHEMA_VERSION + 1}.*upgrade"):
+        records.decode_episode(msgspec.json.encode(tree))
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"{}", b"[]", b'{"episode_id":"x"}', b'{"schema_version":"x"}', b"\xff"])
 def test_what_is_no_episode_is_refused(line: bytes) -> None:
     with pytest.raises(SchemaError, match="not an episode"):
-        decode_episode(line)
+        records.decode_episode(line)
 
 
 def test_unknown_fields_are_refused() -> None:
-    tree = msgspec.json.decode(encode_episode(episode())) | {"extra": 1}
+    tree = msgspec.json.decode(records.encode_episode(episode())) | {"extra": 1}
     with pytest.raises(SchemaError, match="extra"):
-        decode_episode(msgspec.json.encode(tree))
+        records.decode_episode(msgspec.json.encode(tree))
 
 
 def test_records_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         TASK.query = "other"
-    assert Observation("a").resolved is not Observation("b").resolved
+    assert records.Observation("a").resolved is not records.Observation("b").resolved
 
 
 def test_every_end_has_an_owner() -> None:
-    owners = {stop.value: status.value for stop, status in STATUS_OF.items()}
+    owners = {stop.value: status.value for stop, status in records.STATUS_OF.items()}
     assert owners == {
         **dict.fromkeys(("end_search", "turn_limit"), "completed"),
         "context_limit": "truncated",
@@ -88,6 +78,6 @@ def test_a_key_names_the_work_and_not_the_run() -> None:
 
 def test_hashes_do_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1, "b": [1, 2]}) == digest({"b": [1, 2], "a": 1}) != digest({"a": 1, "b": [2, 1]})
-    assert digest(Hashes("e", "p", "i")) != digest(Hashes("e", "p", "j"))
+    assert digest(records.Hashes("e", "p", "i")) != digest(records.Hashes("e", "p", "j"))
     assert len(text_digest("\ud800")) == 16
-    assert digest(ToolCall("x", {"b": 1, "a": 2})) == digest(ToolCall("x", {"a": 2, "b": 1}))
+    assert digest(records.ToolCall("x", {"b": 1, "a": 2})) == digest(records.ToolCall("x", {"a": 2, "b": 1}))

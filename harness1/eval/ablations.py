@@ -22,16 +22,7 @@ from harness1.eval.run import SCORING, PerTask
 from harness1.eval.statistics import RESAMPLES, Interval, holm, probability
 from harness1.plain import meant
 from harness1.records import Record
-from harness1.runs.files import (
-    Stage,
-    clear,
-    read_record,
-    refuse_changed,
-    refuse_foreign,
-    under_way,
-    write_atomically,
-    write_json,
-)
+from harness1.runs import files
 from harness1.runs.folder import REPORT, clear_run, episodes_of
 
 ALL_OFF = "all_off"
@@ -265,21 +256,21 @@ def ablate(
     skipped = tuple(name for name in dict.fromkeys(names) if name not in played)
     stage = evaluation.stage()
     environments = {name: env_hash(each.config.env) for name, each in played.items() if name != BASE}
-    stage = Stage(VERB, {**stage.inputs, "ablations": environments}, hashes=stage.hashes)
-    refuse_foreign(out, VERB)
+    stage = files.Stage(VERB, {**stage.inputs, "ablations": environments}, hashes=stage.hashes)
+    files.refuse_foreign(out, VERB)
     if force:
         for name in (BASE, *ABLATIONS):
             clear_run(out / name)
-        clear(out, VERB, TABLE, README, keep_card=True)
+        files.clear(out, VERB, TABLE, README, keep_card=True)
     else:
         for name, each in played.items():
             (rescore if rescored else refuse_changed_tasks)(each, out / name)
-        refuse_changed(stage, out, "ablation", besides=SCORING if rescored else ())
+        files.refuse_changed(stage, out, "ablation", besides=SCORING if rescored else ())
     if stage.is_done(out) and all((out / name).is_file() for name in (TABLE, README)):
-        table = read_record(out / TABLE, AblationTable, "a table of ablations")
+        table = files.read_record(out / TABLE, AblationTable, "a table of ablations")
         if table is not None and not any(each.broken for each in table.conditions):
             return table
-    with under_way(stage, out):
+    with files.under_way(stage, out):
         metrics = {name: play(each, out / name) for name, each in played.items()}
         tasks, resamples = {task.task_id: task for task in evaluation.tasks}, RESAMPLES
         rows: dict[str, PerTask] = {}
@@ -292,8 +283,8 @@ def ablate(
         told = {name: getattr(evaluation, name) for name in ("dataset", "split", "policy", "samples", "seed")}
         lines = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw)
         table = AblationTable(tasks=len(evaluation.tasks), conditions=lines, skipped=skipped, **told)
-        write_atomically(out / README, markdown(table).encode())
-        write_json(out / TABLE, table)
+        files.write_atomically(out / README, markdown(table).encode())
+        files.write_json(out / TABLE, table)
         for name in played:
             # The report shows the table but was written before it.
             (out / name / REPORT).unlink(missing_ok=True)

@@ -19,31 +19,9 @@ import msgspec
 
 from harness1.config import Machine
 from harness1.errors import UsageError
-from harness1.eval.answers import (
-    ANSWERS,
-    CONDITIONS,
-    PROMPTS,
-    Answered,
-    Answering,
-    Condition,
-    DocumentReader,
-    NamedModel,
-    ReplyStore,
-    answer_all,
-    questions_of,
-    read_verdict,
-)
+from harness1.eval import answers, statistics
 from harness1.eval.outputs import csv_table
 from harness1.eval.run import Run
-from harness1.eval.statistics import (
-    RESAMPLES,
-    bootstrap_mean,
-    finite_or_null,
-    holm,
-    paired_difference,
-    randomisation_test,
-    task_means,
-)
 from harness1.http.model_endpoint import Completer, ModelEndpoint, policy_endpoint, verifier_endpoint
 from harness1.models.spec import ModelSpec
 from harness1.plain import digest, file_digest
@@ -85,58 +63,58 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
 
 METRICS: tuple[str, ...] = ("exact_match", "f1", "judge")
 SHOWN_FAULTS = 5
-Scored = dict[Condition, tuple[list[Answered], dict[str, dict[str, float]]]]
+Scored = dict[answers.Condition, tuple[list[answers.Answered], dict[str, dict[str, float]]]]
 """Each condition's answers in order, and for each metric the mean over samples of every task that has one."""
 
 
-def score_answers(answered: Sequence[Answered]) -> Scored:
+def score_answers(answered: Sequence[answers.Answered]) -> Scored:
     """Sort and score answers by condition; a missing answer has no score, one without a valid verdict no `judge`."""
     ordered, found = _sort(answered), Scored()
-    for condition in CONDITIONS:
+    for condition in answers.CONDITIONS:
         if rows := [each for each in ordered if each.condition == condition]:
             values = [(each.question.task_id, _scores_of(each)) for each in rows]
             by_metric = {
-                metric: task_means((task, scores[metric]) for task, scores in values if metric in scores)
+                metric: statistics.task_means((task, scores[metric]) for task, scores in values if metric in scores)
                 for metric in METRICS
             }
             found[condition] = rows, by_metric
     return found
 
 
-def _sort(answered: Sequence[Answered]) -> list[Answered]:
+def _sort(answered: Sequence[answers.Answered]) -> list[answers.Answered]:
     # A mean of floats depends on the order of its terms, and an interval on that of the tasks.
     return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
 
 
-def _scores_of(each: Answered) -> dict[str, float]:
+def _scores_of(each: answers.Answered) -> dict[str, float]:
     if each.answer is None:
         return {}
     text, golds = each.text, each.question.golds
-    verdict = None if each.verdict is None else read_verdict(each.verdict.text)
+    verdict = None if each.verdict is None else answers.read_verdict(each.verdict.text)
     judged = {} if verdict is None else {"judge": float(verdict)}
     return {"exact_match": exact_match(text, golds), "f1": token_f1(text, golds), **judged}
 
 
-def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
+def summarise_answers(answered: Sequence[answers.Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
     """Return plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few
     `faults`. Each condition has its metrics as `{mean, low, high}` (null if undefined) and the counts of `_counts`. A
     pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and `p_holm`,
     corrected for all pairs of its metric."""
     scored, conditions, pairs = score_answers(answered), dict[str, Any](), list[dict[str, Any]]()
     for condition, (rows, scores) in scored.items():
-        means = {name: bootstrap_mean(list(of.values()), resamples, seed) for name, of in scores.items()}
-        conditions[condition] = {name: finite_or_null(mean) for name, mean in means.items()} | _counts(rows)
+        means = {name: statistics.bootstrap_mean(list(of.values()), resamples, seed) for name, of in scores.items()}
+        conditions[condition] = {name: statistics.finite_or_null(mean) for name, mean in means.items()} | _counts(rows)
     for metric in METRICS:
         found: list[dict[str, Any]] = []
         for earlier, later in combinations(scored, 2):
             both = [scored[side][1][metric] for side in (later, earlier)]
             if common := sorted(both[0].keys() & both[1].keys()):
                 a, b = ({task: side[task] for task in common} for side in both)
-                difference = finite_or_null(paired_difference(a, b, resamples, seed))
-                p = randomisation_test(a, b, resamples, seed)
+                difference = statistics.finite_or_null(statistics.paired_difference(a, b, resamples, seed))
+                p = statistics.randomisation_test(a, b, resamples, seed)
                 pair = {"a": later, "b": earlier, "metric": metric, "tasks": len(common)}
                 found.append({**pair, "difference": difference, "p": p})
-        corrected = holm({at: pair["p"] for at, pair in enumerate(found)})
+        corrected = statistics.holm({at: pair["p"] for at, pair in enumerate(found)})
         pairs += [pair | {"p_holm": corrected[at]} for at, pair in enumerate(found)]
     return {
         "missing": sum(each.answer is None for each in answered),
@@ -147,7 +125,7 @@ def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 
     }
 
 
-def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
+def as_csv(answered: Sequence[answers.Answered], *, secret: bool = False) -> str:
     """Return a line per task and condition: scores, the answers of all samples and, unless secret, the right ones."""
     lines = []
     for condition, (rows, scores) in score_answers(answered).items():
@@ -162,7 +140,7 @@ def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
     return csv_table(("task_id", "condition", "answers", *METRICS, "answer", "right"), lines)
 
 
-def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
+def _counts(rows: Sequence[answers.Answered]) -> dict[str, Any]:
     # `cut`: by the token limit; `documents`: the mean number in a prompt; `left_out`: for lack of room.
     replies = [each.answer for each in rows if each.answer is not None]
 
@@ -176,7 +154,9 @@ def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
         "missing": len(rows) - len(replies),
         "empty": sum(each.answer is not None and not each.text for each in rows),
         "cut": sum(reply.finish_reason == "length" for reply in replies),
-        "unparseable": sum(each.verdict is not None and read_verdict(each.verdict.text) is None for each in rows),
+        "unparseable": sum(
+            each.verdict is not None and answers.read_verdict(each.verdict.text) is None for each in rows
+        ),
         "documents": fmean(len(reply.documents) for reply in replies) if replies else None,
         "left_out": sum(reply.left_out for reply in replies),
         "prompt_tokens": add_up(reply.prompt_tokens for reply in replies),
@@ -195,7 +175,7 @@ class AnswerRun:
 
     run: Run
     counts: dict[str, int]
-    work: Answering
+    work: answers.Answering
     out: Path
     places: int = 16
 
@@ -212,14 +192,14 @@ class AnswerRun:
             "episodes": file_digest(self.run.folder / EPISODES),
             "questions": digest(self.work.questions),
             "conditions": list(self.work.conditions),
-            "prompts": digest(dict(PROMPTS)),
+            "prompts": digest(dict(answers.PROMPTS)),
             **self._settings,
         }
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
 
     def clear(self) -> None:
         """Remove earlier answers, and nothing else. Raises UsageError: the folder holds something else."""
-        clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
+        clear(self.out, VERB, answers.ANSWERS, SUMMARY, TABLE)
 
     def load_summary(self) -> dict[str, Any] | None:
         """Return the summary of this exact work if it is finished, else None."""
@@ -228,7 +208,7 @@ class AnswerRun:
     def carry_out(
         self,
         on_start: Callable[[int], None],
-        on_answer: Callable[[Answered], None],
+        on_answer: Callable[[answers.Answered], None],
         on_torn: Callable[[int], None] = lambda _: None,
     ) -> dict[str, Any]:
         """Ask the open questions, then write and return the summary. The card says `finished` once no answer or verdict
@@ -240,20 +220,20 @@ class AnswerRun:
         if used != searched:  # the curated sets and the single search must use the same units
             raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {used[:12]}")
         stage = self.stage()
-        with under_way(stage, self.out), ReplyStore(self.out) as store:
+        with under_way(stage, self.out), answers.ReplyStore(self.out) as store:
             on_torn(store.torn)
             on_start(sum(1 for _ in self.work.jobs()))
-            answered = asyncio.run(answer_all(self.work, store, self.places, on_answer))
+            answered = asyncio.run(answers.answer_all(self.work, store, self.places, on_answer))
             summary: dict[str, Any] = {
                 "run": str(self.run.folder),
                 "dataset": self.run.dataset,
                 "split": self.run.split,
                 "policy": self.run.policy,
                 **self._settings,
-                "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
+                "prompts": {name: {"text": text, "hash": digest(text)} for name, text in answers.PROMPTS.items()},
                 "single_size": self.work.single_size or "as delivered",
                 **self.counts,
-                **summarise_answers(answered, RESAMPLES),
+                **summarise_answers(answered, statistics.RESAMPLES),
             }
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)
@@ -268,7 +248,7 @@ def open_answers(
     machine: Machine,
     answerer: str,
     judge: str = "",
-    conditions: str = ",".join(CONDITIONS),
+    conditions: str = ",".join(answers.CONDITIONS),
     answer_tokens: int = 1024,
     index: str | None = None,
     limit: int = 0,
@@ -280,19 +260,21 @@ def open_answers(
     `CONDITIONS`, separated by commas. `answer_tokens`: most tokens of an answer or a verdict with its thoughts.
     `index`: the current location of the run's index, if it was moved. `limit`: as in `questions_of`. `limits`: the
     numbers of `Answering`. Raises UsageError: a model or a condition is invalid, or the run has nothing to ask."""
-    (questions, counts), named = questions_of(run, limit), {name.strip() for name in conditions.split(",")}
-    if unknown := named - set(CONDITIONS):
-        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
+    (questions, counts), named = answers.questions_of(run, limit), {name.strip() for name in conditions.split(",")}
+    if unknown := named - set(answers.CONDITIONS):
+        raise UsageError(
+            f"--conditions takes some of {', '.join(answers.CONDITIONS)}, not {', '.join(sorted(unknown))!r}"
+        )
     # The run's settings with this machine's web services, whose keys are not recorded.
     web = machine.web if machine.web != Machine().web else run.config.machine.web
     recorded = msgspec.structs.replace(run.config.machine, web=web)
     config = msgspec.structs.replace(run.config, machine=recorded)
-    work = Answering(
+    work = answers.Answering(
         questions=questions,
-        texts=DocumentReader(open_retriever(index or run.index, config), recorded),
+        texts=answers.DocumentReader(open_retriever(index or run.index, config), recorded),
         answerer=_model(answerer, "--answerer", answer_tokens, policy_endpoint, machine),
         judge=_model(judge, "--judge", answer_tokens, verifier_endpoint, machine) if judge else None,
-        conditions=[condition for condition in CONDITIONS if condition in named],
+        conditions=[condition for condition in answers.CONDITIONS if condition in named],
         **limits,
     )
     out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(answerer).model)
@@ -301,8 +283,8 @@ def open_answers(
 
 def _model(
     spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint], machine: Machine
-) -> NamedModel:
+) -> answers.NamedModel:
     asked = ModelSpec.read(spec)
     if asked.kind != "openai" or asked.url is None:
         raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
-    return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
+    return answers.NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))

@@ -27,30 +27,8 @@ from harness1.retrieval.index import open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward import score
 from harness1.reward.measures import targets
-from harness1.runs.files import (
-    TASK_HASHES,
-    Stage,
-    find_json,
-    read_raw_stage,
-    read_stage,
-    refuse_changed,
-    under_way,
-    writing,
-)
-from harness1.runs.folder import (
-    METRICS,
-    REPORT,
-    VIEW,
-    clear_run,
-    drop_leftovers,
-    episodes_of,
-    keep_provenance,
-    read_run_card,
-    refuse_other_run,
-    restate_provenance,
-    run_config,
-    run_stage,
-)
+from harness1.runs import files
+from harness1.runs import folder as runs
 from harness1.runs.journal import EPISODES, LINES, EpisodeStore, continue_lines, finish, is_unchanged, rewrite_episodes
 from harness1.tools.registry import Toolbox
 
@@ -115,7 +93,7 @@ class Evaluation:
                 why = f"it is an index of another corpus, {corpus or f'or {why}'}"
             raise UsageError(f"{self.index} holds no gold document of the first tasks of {self.dataset}: {why}")
 
-    def stage(self) -> Stage:
+    def stage(self) -> files.Stage:
         """Return the card of the run; equal work has an equal card. Its `source` is the dataset by an absolute path."""
         retriever = open_retriever(self.index, self.config)
         policy = self.setup.policy_for(self.jobs())
@@ -133,11 +111,11 @@ class Evaluation:
         }
         hashes, chat = describe_counter(env.counter)
         chat |= {"tokenizer": self.student} if self.student else {}
-        card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
+        card = runs.run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
         told = {"source": from_anywhere(self.dataset)} | ({"share": self.share} if self.share else {})
         return msgspec.structs.replace(card, outputs={**card.outputs, **told})
 
-    def facts(self, stage: Stage) -> dict[str, Any]:
+    def facts(self, stage: files.Stage) -> dict[str, Any]:
         """Return the run's part of its provenance; the hash `config` covers all settings but `machine`."""
         env = self.config.env
         hashes = {
@@ -160,7 +138,7 @@ def ensure_run(
     """Return the metrics of a run folder, after playing the episodes that are still missing, by `play` or `evaluate`,
     whose errors are raised. `force`: begin again, whatever the folder holds of earlier runs."""
     if force:
-        clear_run(out)
+        runs.clear_run(out)
     return load_finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
 
 
@@ -183,13 +161,13 @@ def evaluate(
     continues the run."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
-    stage = refuse_other_run(evaluation.stage(), out)
+    stage = runs.refuse_other_run(evaluation.stage(), out)
     # Opened before anything is written, since another process may be using the folder.
     store = EpisodeStore(out)
-    with under_way(stage, out), store:
-        drop_leftovers(out)
+    with files.under_way(stage, out), store:
+        runs.drop_leftovers(out)
         on_torn(store.torn)
-        earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
+        earlier = [episode for episode in runs.episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
         done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
         jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in done]
         on_start(evaluation.episodes - len(jobs), evaluation.episodes)
@@ -200,7 +178,7 @@ def evaluate(
             store.append(episode)
             on_episode(episode)
 
-        with keep_provenance(out, evaluation.facts(stage), runs=bool(jobs)):
+        with runs.keep_provenance(out, evaluation.facts(stage), runs=bool(jobs)):
             try:
                 run_episodes(evaluation.setup, jobs, keep, on_depths)
             except KeyboardInterrupt as interrupt:
@@ -215,31 +193,31 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
-    run_config(out, read_run_card(out, scored_again=True))
+    runs.run_config(out, runs.read_run_card(out, scored_again=True))
     refuse_changed_tasks(evaluation, out, besides=SCORING)
     stage = evaluation.stage()
-    refuse_changed(stage, out, "run", besides=SCORING)
+    files.refuse_changed(stage, out, "run", besides=SCORING)
     golds = {task.task_id: task.gold for task in evaluation.tasks}
-    with writing(out), EpisodeStore(out):
-        stage, before = continue_lines(stage, out / EPISODES), read_stage(out)
+    with files.writing(out), EpisodeStore(out):
+        stage, before = continue_lines(stage, out / EPISODES), files.read_stage(out)
         assert before is not None, "run_config has read it"
         # Until the new card is written, nobody can say which gold the episodes were scored with, so no gold fits.
         outputs = {**before.outputs, LINES: stage.outputs[LINES]}
         before.write(out, status="interrupted", inputs={**before.inputs, "gold": ""}, outputs=outputs)
         rewrite_episodes(out, lambda each: score(each, golds.get(each.task.task_id), evaluation.config))
-        restate_provenance(out, evaluation.facts(stage))
+        runs.restate_provenance(out, evaluation.facts(stage))
         stage.write(out, status="interrupted")
 
 
 def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[str] = ()) -> None:
     """Raise UsageError, with how to go on, if a question or the gold of a run has changed in the dataset since it was
     made. `besides`: `SCORING` where the gold may have changed."""
-    found, tasks = read_stage(out), [task.task_id for task in evaluation.tasks]
+    found, tasks = files.read_stage(out), [task.task_id for task in evaluation.tasks]
     if found is None or found.inputs.get("tasks") != tasks or not (out / EPISODES).is_file():
         return
     again = PLAY_AGAIN if needs_gold(evaluation.policy) else f"{SCORE_AGAIN}, {PLAY_AGAIN}"
     current, known = task_hashes(evaluation.tasks), found.inputs.keys()
-    if {*TASK_HASHES} <= known and current == {name: found.inputs[name] for name in TASK_HASHES}:
+    if {*files.TASK_HASHES} <= known and current == {name: found.inputs[name] for name in files.TASK_HASHES}:
         return
     run = Run(out, found, given=evaluation.tasks)
     run.refuse_other_queries(PLAY_AGAIN)
@@ -257,34 +235,34 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
     """Return the metrics of a run that is complete and unchanged with all its outputs, made with present settings."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
     whole = all((out / name).is_file() for name in (EPISODES, *names)) and evaluation.stage().is_done(out)
-    stage, machine = read_stage(out) if whole else None, evaluation.config.machine
+    stage, machine = files.read_stage(out) if whole else None, evaluation.config.machine
     if stage is None or not is_unchanged(out / EPISODES):
         return None
-    raw = read_raw_stage(out)  # where an earlier version may have recorded other resamples
+    raw = files.read_raw_stage(out)  # where an earlier version may have recorded other resamples
     written = raw.outputs.get("config", {}) if raw else {}
     if written.get("machine", written.get(FORMER, {})).get("bootstrap", RESAMPLES) != RESAMPLES:
         return None
     before = stage.outputs.get("config", {}).get("machine", {})
     now = {"price": list(machine.price)}
-    closed = {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
+    closed = {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / runs.METRICS)}
     if now != {name: before.get(name) for name in now} or not closed.items() <= stage.outputs.items():
         return None
-    metrics = find_json(out / METRICS)
+    metrics = files.find_json(out / runs.METRICS)
     return metrics if metrics and "broken" in metrics and fault_count(metrics) == 0 else None
 
 
-def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
+def write_metrics(evaluation: Evaluation, stage: files.Stage, out: Path) -> dict[str, Any]:
     """Write `metrics.json` and all other outputs of a run folder; close the card for `load_finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
-    episodes = episodes_of(stage, out)
+    episodes = runs.episodes_of(stage, out)
     metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True, faults=evaluation.faults)
     encoded = write_outputs(out, episodes, tasks, evaluation.config, metrics)
     # The pages depend on the closed card, too: remove them first, in case this is interrupted.
-    for page in (REPORT, VIEW):
+    for page in (runs.REPORT, runs.VIEW):
         (out / page).unlink(missing_ok=True)
     notes: dict[str, Any] = {"trec_ids": "percent-encoded"} if encoded else {}
     notes |= {"faults": evaluation.faults} if fault_count(metrics) else {}
-    notes |= {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
+    notes |= {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / runs.METRICS)}
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
     finish(stage, out / EPISODES, gates=gates, outputs={**stage.outputs, **notes})
     return metrics

@@ -25,23 +25,8 @@ from harness1.plain import text_digest
 from harness1.records import TAGS, ChunkId, DocId, Episode, Faults, Gold, Status, Task, Turn, UnitId
 from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.rows.calls import calls_of
+from harness1.runs import folder as runs
 from harness1.runs.files import read_json, read_stage, write_atomically, write_json
-from harness1.runs.folder import (
-    CONFIG,
-    CURATED,
-    ENCODED_QRELS,
-    METRICS,
-    POOL,
-    PROVENANCE,
-    RESOURCES,
-    SUBMISSION,
-    TASKS,
-    of_sample,
-    public_config,
-    read_provenance,
-    toml_lines,
-    wall_seconds,
-)
 from harness1.runs.journal import latest_episodes
 
 TAG = "harness1"  # the last column of a TREC run
@@ -52,10 +37,10 @@ LONGEST_NAME = 150  # characters of a task id in a file name; file systems allow
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
     """Yield the names of all files made from a run's episodes except the report."""
-    yield from (METRICS, RESOURCES, TASKS, CONFIG, PROVENANCE)
+    yield from (runs.METRICS, runs.RESOURCES, runs.TASKS, runs.CONFIG, runs.PROVENANCE)
     for sample in range(samples):
-        yield from (of_sample(CURATED, sample), of_sample(POOL, sample))
-        yield from (f"{of_sample(SUBMISSION, sample)}/{submission_name(task_id)}" for task_id in task_ids)
+        yield from (runs.of_sample(runs.CURATED, sample), runs.of_sample(runs.POOL, sample))
+        yield from (f"{runs.of_sample(runs.SUBMISSION, sample)}/{submission_name(task_id)}" for task_id in task_ids)
 
 
 def write_outputs(
@@ -63,11 +48,11 @@ def write_outputs(
 ) -> bool:
     """Write all files except the provenance and the report; return whether ids had to be encoded in the TREC runs.
     `episodes`: the last one of each task and sample, in their order."""
-    write_json(out / METRICS, metrics)
-    write_json(out / RESOURCES, resources(episodes, config, wall_seconds(read_provenance(out))))
-    write_atomically(out / TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
-    settings = "\n".join(toml_lines(public_config(config))).strip()
-    write_atomically(out / CONFIG, f"{settings}\n".encode())
+    write_json(out / runs.METRICS, metrics)
+    write_json(out / runs.RESOURCES, resources(episodes, config, runs.wall_seconds(runs.read_provenance(out))))
+    write_atomically(out / runs.TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
+    settings = "\n".join(runs.toml_lines(runs.public_config(config))).strip()
+    write_atomically(out / runs.CONFIG, f"{settings}\n".encode())
     by_sample: dict[int, list[Episode]] = {}
     for episode in episodes:
         by_sample.setdefault(episode.sample_idx, []).append(episode)
@@ -75,24 +60,24 @@ def write_outputs(
     encode = any(name.split() != [name] for name in ids)  # such an id would break the columns of a TREC file
     column = _encode if encode else str
     for sample, of_one in by_sample.items():
-        for name, units_of in ((CURATED, delivery), (POOL, seen_units)):
+        for name, units_of in ((runs.CURATED, delivery), (runs.POOL, seen_units)):
             run = []
             for episode in (each for each in of_one if each.status is not Status.INFRA_ERROR):
                 units = [UnitId(column(unit)) for unit in units_of(episode)]
                 ranked = [(unit, float(len(units) - place)) for place, unit in enumerate(units)]
                 run.append((column(episode.task.task_id), ranked))
-            write_run(out / of_sample(name, sample), run, TAG)
-        folder = out / of_sample(SUBMISSION, sample)
+            write_run(out / runs.of_sample(name, sample), run, TAG)
+        folder = out / runs.of_sample(runs.SUBMISSION, sample)
         folder.mkdir(exist_ok=True)
         for episode in of_one:
             write_json(folder / submission_name(episode.task.task_id), submission(episode))
-    (out / ENCODED_QRELS).unlink(missing_ok=True)
+    (out / runs.ENCODED_QRELS).unlink(missing_ok=True)
     if encode:
         judged = {}
         for task_id, task in sorted(tasks.items()):
             if task.gold:
                 judged[_encode(task_id)] = {DocId(_encode(name)): grade for name, grade in task.gold.relevant.items()}
-        write_qrels(out / ENCODED_QRELS, judged)
+        write_qrels(out / runs.ENCODED_QRELS, judged)
     return encode
 
 
@@ -183,7 +168,7 @@ class RecordedRun:
     @property
     def metrics(self) -> dict[str, Any]:
         """What `metrics.json` holds; empty where nothing was scored."""
-        path = self.run.folder / METRICS
+        path = self.run.folder / runs.METRICS
         return read_json(path) if path.is_file() else {}
 
     def tasks(self, library: Library = "") -> Any:

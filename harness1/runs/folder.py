@@ -26,18 +26,7 @@ from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
 from harness1.plain import digest, public_address
 from harness1.plugins import is_own, packages_of, refuse_missing
 from harness1.records import Episode
-from harness1.runs.files import (
-    STAGE,
-    Stage,
-    find_json,
-    read_raw_stage,
-    read_stage,
-    refuse_changed,
-    refuse_foreign,
-    remove,
-    write_json,
-    writing,
-)
+from harness1.runs import files
 from harness1.runs.journal import EPISODES, LINES, TOKENS, Lines, continue_lines, hold, latest_episodes
 
 METRICS = "metrics.json"
@@ -66,7 +55,7 @@ def run_stage(
     index: str,
     hashes: dict[str, str],
     chat: Mapping[str, str] = MappingProxyType({}),
-) -> Stage:
+) -> files.Stage:
     """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
     `index`: as `retrieval.open.absolute_index` returns it; a password in it is not written. `chat`: the chat `format`
     of its policy, if it has one, and the location of its student's `tokenizer`."""
@@ -77,7 +66,7 @@ def run_stage(
     named = {"policies": first[:1], "retrievers": first[1:], "formats": [chat.get("format", config.policy.format)]}
     if plugins := packages_of({"tools": config.env.plugins, "rewards": config.reward.others, **named}):
         outputs["plugins"] = plugins
-    return Stage("run", inputs, hashes=hashes, outputs=outputs)
+    return files.Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
 def public_config(config: Config) -> dict[str, Any]:
@@ -110,10 +99,10 @@ def of_sample(name: str, sample: int) -> str:
     return f"{stem}.sample{sample}{dot}{suffix}" if sample else name
 
 
-def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
+def read_run_card(folder: Path, *, scored_again: bool = False) -> files.Stage:
     """Return the card of a run folder. Raises UsageError: it holds no run, or one made with a tool or (unless it is
     `scored_again`) a reward term that is not installed; SchemaError: its card is damaged."""
-    stage = read_stage(folder)
+    stage = files.read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
         raise UsageError(f"{folder} is not a run folder: {why}")
@@ -123,19 +112,19 @@ def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
     return stage
 
 
-def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
+def run_config(folder: Path, stage: files.Stage | None = None) -> tuple[Config, str]:
     """Return the configuration and the index path of a run folder. `stage`: its card, if the caller has read it; raises
     as `read_run_card` does, and SchemaError: the card does not say them."""
     stage = stage or read_run_card(folder)
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, *MALFORMED, ConfigError) as error:
-        raise SchemaError(f"{folder / STAGE} does not say how the run was made: {error}") from error
+        raise SchemaError(f"{folder / files.STAGE} does not say how the run was made: {error}") from error
 
 
 def lost_settings(folder: Path) -> str:
     """Return what a run was recorded with and this version has no more, with the reasons; empty if it plays on."""
-    stage = read_raw_stage(folder)
+    stage = files.read_raw_stage(folder)
     config = stage.outputs.get("config") if stage else None
     found = lost(config) if isinstance(config, dict) else ()
     played = tuple(f"{section}." for section in ("env", "index", "policy", "reward"))
@@ -149,7 +138,7 @@ def refuse_lost_settings(folder: Path) -> None:
         raise UsageError(f"{folder} was recorded with {found}: {way_out}")
 
 
-def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
+def episodes_of(stage: files.Stage, folder: Path) -> list[Episode]:
     """Return the last episode of each task and sample of the run that a card describes, sorted."""
     made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
     return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
@@ -157,15 +146,15 @@ def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
 
 def clear_run(out: Path) -> None:
     """Remove an earlier run, and nothing else. Raises UsageError: the folder holds something else, or is written to."""
-    refuse_foreign(out, "run", "no run", EPISODES)
+    files.refuse_foreign(out, "run", "no run", EPISODES)
     with hold(out, EPISODES):
-        with writing(out):
+        with files.writing(out):
             drop_leftovers(out)
-        remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
+        files.remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
         for folder in chain.from_iterable(map(out.glob, _SUBMISSIONS)):
             with suppress(OSError):  # somebody has put something else there, which stays
                 folder.rmdir()
-        remove(out, EPISODES, TOKENS)
+        files.remove(out, EPISODES, TOKENS)
 
 
 def drop_leftovers(out: Path) -> None:
@@ -176,11 +165,11 @@ def drop_leftovers(out: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def refuse_other_run(stage: Stage, out: Path) -> Stage:
+def refuse_other_run(stage: files.Stage, out: Path) -> files.Stage:
     """Return the card with which a run goes on in a folder. Raises UsageError: the folder holds something else."""
-    refuse_foreign(out, "run", "no run", EPISODES)
+    files.refuse_foreign(out, "run", "no run", EPISODES)
     refuse_lost_settings(out)
-    refuse_changed(stage, out, "run")
+    files.refuse_changed(stage, out, "run")
     return continue_lines(stage, out / EPISODES)
 
 
@@ -202,20 +191,20 @@ def keep_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> Iterator
     if before is None or runs:
         earlier = [*before.get("earlier", []), {name: before.get(name) for name in SESSION}] if before else []
         times = {"started": now() if runs else None, "ended": None}
-        write_json(out / PROVENANCE, {**facts, **_describe_process(), **times, "earlier": earlier})
+        files.write_json(out / PROVENANCE, {**facts, **_describe_process(), **times, "earlier": earlier})
     try:
         yield
     finally:
         found = read_provenance(out) if runs else None
         if found is not None and found["ended"] is None:
-            write_json(out / PROVENANCE, {**found, "ended": now()})
+            files.write_json(out / PROVENANCE, {**found, "ended": now()})
 
 
 def restate_provenance(out: Path, facts: dict[str, Any]) -> None:
     """Replace what is recorded of the run itself, if anything is, and nothing about the processes that ran it."""
     found = read_provenance(out)
     if found is not None:
-        write_json(out / PROVENANCE, {**found, **facts})
+        files.write_json(out / PROVENANCE, {**found, **facts})
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
@@ -230,7 +219,7 @@ def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
 
 def read_provenance(out: Path) -> dict[str, Any] | None:
     """Return the record of a run folder; None if none can be read."""
-    found = find_json(out / PROVENANCE)
+    found = files.find_json(out / PROVENANCE)
     return found if found and found.keys() >= {*SESSION} else None
 
 

@@ -8,17 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.serve.chat import (
-    Called,
-    ChatMessage,
-    ChatReply,
-    ChatRequest,
-    Dialect,
-    Event,
-    Parameters,
-    convert_body,
-    spec_of,
-)
+from harness1.serve import chat
 from harness1.serve.service import Refused
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -69,16 +59,16 @@ class _Choice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Request(Parameters, frozen=True, kw_only=True):
+class _Request(chat.Parameters, frozen=True, kw_only=True):
     messages: list[_Message]
     system: str | list[_Block] = ""
     tools: list[_Tool] = []
     tool_choice: _Choice = _Choice()
 
 
-def read(body: Mapping[str, Any]) -> ChatRequest:
+def read(body: Mapping[str, Any]) -> chat.ChatRequest:
     """Read a request; raise Refused if it is none, or has blocks, tools or a tool choice that no text model handles."""
-    asked = convert_body(body, _Request)
+    asked = chat.convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
     if asked.tool_choice.type not in ("auto", "any", "none"):
@@ -86,28 +76,28 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     if other := next((tool.type for tool in asked.tools if tool.type not in (None, "custom")), None):
         raise Refused(400, f"a tool of type {other!r} runs at the provider and is not available here")
     system = _text(asked.system)
-    messages = [ChatMessage("system", system)] if system else []
+    messages = [chat.ChatMessage("system", system)] if system else []
     for message in asked.messages:
         messages += _messages(message)
     tools = asked.tools if asked.tool_choice.type != "none" else []
-    return ChatRequest(
+    return chat.ChatRequest(
         messages=tuple(messages),
-        tools=tuple(spec_of(tool.name, tool.description, tool.input_schema) for tool in tools),
+        tools=tuple(chat.spec_of(tool.name, tool.description, tool.input_schema) for tool in tools),
         must_call=asked.tool_choice.type == "any",
         one_call=bool(asked.tool_choice.disable_parallel_tool_use),
         **asked.common(),
     )
 
 
-def write(reply: ChatReply) -> dict[str, Any]:
+def write(reply: chat.ChatReply) -> dict[str, Any]:
     """Return a reply as one message."""
     content = [{**block, **filling} for block, filling in _blocks(reply)]
     return _head(reply, reply.output_tokens) | {"content": content, "stop_reason": STOPS[reply.finish]}
 
 
-def events(reply: ChatReply, usage: bool) -> list[Event]:
+def events(reply: chat.ChatReply, usage: bool) -> list[chat.Event]:
     """Return a reply as a stream: the empty message, one delta for each block, and the stop reason."""
-    found: list[Event] = [("message_start", {"message": _head(reply, 0)})]
+    found: list[chat.Event] = [("message_start", {"message": _head(reply, 0)})]
     for index, (block, filling) in enumerate(_blocks(reply)):
         empty: dict[str, Any] = {"text": ""}
         delta = {"type": "text_delta", **filling}
@@ -129,22 +119,26 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-ANTHROPIC = Dialect("anthropic", NEUTRAL, read, write, events, error)
+ANTHROPIC = chat.Dialect("anthropic", NEUTRAL, read, write, events, error)
 
 
-def _messages(message: _Message) -> Iterator[ChatMessage]:
+def _messages(message: _Message) -> Iterator[chat.ChatMessage]:
     blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
     blocks = [block for block in blocks if block.type not in THOUGHTS]
     if message.role == "assistant":
         uses = [block for block in blocks if block.type == "tool_use"]
-        calls = [Called(block.id, block.name, msgspec.json.encode(block.input).decode()) for block in uses]
-        yield ChatMessage("assistant", _text([block for block in blocks if block.type != "tool_use"]), tuple(calls))
+        calls = [chat.Called(block.id, block.name, msgspec.json.encode(block.input).decode()) for block in uses]
+        yield chat.ChatMessage(
+            "assistant", _text([block for block in blocks if block.type != "tool_use"]), tuple(calls)
+        )
         return
     for results, run in groupby(blocks, lambda block: block.type == "tool_result"):
         if results:
-            yield from (ChatMessage("tool", _text(block.content or ""), answers=block.tool_use_id) for block in run)
+            yield from (
+                chat.ChatMessage("tool", _text(block.content or ""), answers=block.tool_use_id) for block in run
+            )
         else:
-            yield ChatMessage(message.role, _text(list(run)))
+            yield chat.ChatMessage(message.role, _text(list(run)))
 
 
 def _text(content: str | Sequence[_Block]) -> str:
@@ -155,14 +149,14 @@ def _text(content: str | Sequence[_Block]) -> str:
     return "\n".join(block.text for block in content)
 
 
-def _blocks(reply: ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _blocks(reply: chat.ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if reply.text:
         yield {"type": "text"}, {"text": reply.text}
     for call in reply.calls:
         yield {"type": "tool_use", "id": call.call_id, "name": call.name}, {"input": call.meaning()}
 
 
-def _head(reply: ChatReply, output_tokens: int) -> dict[str, Any]:
+def _head(reply: chat.ChatReply, output_tokens: int) -> dict[str, Any]:
     names = {"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "model": reply.model}
     usage = {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
     return {**names, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}

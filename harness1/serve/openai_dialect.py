@@ -7,18 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.serve.chat import (
-    Called,
-    ChatMessage,
-    ChatReply,
-    ChatRequest,
-    Dialect,
-    Event,
-    Parameters,
-    Tokens,
-    convert_body,
-    spec_of,
-)
+from harness1.serve import chat
 from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
@@ -52,8 +41,8 @@ class ToolUse(msgspec.Struct):
     id: str
     function: _Function
 
-    def to_call(self) -> Called:
-        return Called(self.id, self.function.name, self.function.arguments)
+    def to_call(self) -> chat.Called:
+        return chat.Called(self.id, self.function.name, self.function.arguments)
 
 
 class _Part(msgspec.Struct):
@@ -83,24 +72,24 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class _Request(Parameters, frozen=True, kw_only=True):
+class _Request(chat.Parameters, frozen=True, kw_only=True):
     messages: list[_Message]
     tools: list[_Tool] = []
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: chat.Tokens | None = None
     stream_options: _StreamOptions = _StreamOptions()
     return_token_ids: bool = False
     """An extension of vLLM."""
 
 
-def read(body: Mapping[str, Any]) -> ChatRequest:
+def read(body: Mapping[str, Any]) -> chat.ChatRequest:
     """Read a request; raise Refused if the body is not a request, or has parts other than text."""
-    asked = convert_body(body, _Request)
+    asked = chat.convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
     messages = [
-        ChatMessage(
+        chat.ChatMessage(
             role="system" if each.role == "developer" else each.role,
             text=_text(each.content),
             calls=tuple(call.to_call() for call in each.tool_calls or ()),
@@ -109,9 +98,9 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         for each in asked.messages
     ]
     tools = [tool.function for tool in asked.tools if asked.tool_choice != "none"]
-    return ChatRequest(
+    return chat.ChatRequest(
         messages=tuple(messages),
-        tools=tuple(spec_of(each.name, each.description, each.parameters) for each in tools),
+        tools=tuple(chat.spec_of(each.name, each.description, each.parameters) for each in tools),
         must_call=asked.tool_choice == "required",
         one_call=not asked.parallel_tool_calls,
         stream_usage=bool(asked.stream_options.include_usage),
@@ -120,7 +109,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-def body_of(request: ChatRequest) -> dict[str, Any]:
+def body_of(request: chat.ChatRequest) -> dict[str, Any]:
     """Return the body of a request without the parameters that are None; the inverse of `read`."""
     messages = []
     for message in request.messages:
@@ -141,7 +130,7 @@ def body_of(request: ChatRequest) -> dict[str, Any]:
     return body
 
 
-def write(reply: ChatReply) -> dict[str, Any]:
+def write(reply: chat.ChatReply) -> dict[str, Any]:
     """Return a reply as one completion, with its tokens, if asked for, in the fields that vLLM uses."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
     if reply.reasoning:
@@ -159,7 +148,7 @@ def write(reply: ChatReply) -> dict[str, Any]:
     return found
 
 
-def events(reply: ChatReply, usage: bool) -> list[Event]:
+def events(reply: chat.ChatReply, usage: bool) -> list[chat.Event]:
     """Return a reply as chunks: role, text, each call, finish reason and, if asked for, usage."""
     head = _head(reply, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -178,7 +167,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-OPENAI = Dialect("openai", NEUTRAL, read, write, events, error, last="data: [DONE]\n\n")
+OPENAI = chat.Dialect("openai", NEUTRAL, read, write, events, error, last="data: [DONE]\n\n")
 
 
 def _text(content: str | list[_Part] | None) -> str:
@@ -189,14 +178,14 @@ def _text(content: str | list[_Part] | None) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _call(call: Called) -> dict[str, Any]:
+def _call(call: chat.Called) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _head(reply: ChatReply, kind: str) -> dict[str, Any]:
+def _head(reply: chat.ChatReply, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{reply.call_id}", "object": kind, "created": reply.created, "model": reply.model}
 
 
-def _usage(reply: ChatReply) -> dict[str, int]:
+def _usage(reply: chat.ChatReply) -> dict[str, int]:
     total = reply.prompt_tokens + reply.output_tokens
     return {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.output_tokens, "total_tokens": total}

@@ -21,19 +21,10 @@ from ir_measures import Qrel, SetP, SetR
 import harness1
 from harness1.config import load_config
 from harness1.errors import MissingExtra, UsageError
+from harness1.eval import outputs
 from harness1.eval.answer_run import as_csv
 from harness1.eval.answers import Answered, AnswerItem, Reply
 from harness1.eval.metrics import summarise
-from harness1.eval.outputs import (
-    FORMULA,
-    csv_table,
-    output_names,
-    seen_units,
-    submission,
-    submission_name,
-    task_table,
-    write_outputs,
-)
 from harness1.records import DocId, Episode, Gold, Hit, Observation, StopReason, Task, ToolCall, Turn
 from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run
@@ -63,7 +54,7 @@ TASKS = {name: task(name) for name in NAMES}
 
 def written(out: Path, episodes: Sequence[Episode], tasks: dict[str, Task] | None = None) -> bool:
     tasks = tasks or TASKS
-    return write_outputs(out, episodes, tasks, CONFIG, summarise(episodes, tasks, CONFIG))
+    return outputs.write_outputs(out, episodes, tasks, CONFIG, summarise(episodes, tasks, CONFIG))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -72,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_there_is_every_promised_file_and_no_other(tmp_path: Path) -> None:
     written(tmp_path, [*RUN, *(finished(name, sample=1) for name in ("t2", "t3", "t4"))])
-    assert set(contents(tmp_path)) == set(output_names(NAMES, 2)) - {"provenance.json"}
+    assert set(contents(tmp_path)) == set(outputs.output_names(NAMES, 2)) - {"provenance.json"}
 
 
 def test_deliveries_and_pools_are_runs_that_others_can_score(tmp_path: Path) -> None:
@@ -114,7 +105,7 @@ def test_ids_that_hold_white_space_are_encoded_without_becoming_one(tmp_path: Pa
 
 
 def test_the_table_has_a_line_for_every_task() -> None:
-    rows = list(csv.DictReader(io.StringIO(task_table(RUN, TASKS, CONFIG, "exclude"))))
+    rows = list(csv.DictReader(io.StringIO(outputs.task_table(RUN, TASKS, CONFIG, "exclude"))))
     assert [(row["task_id"], row["samples"]) for row in rows] == [("t1", "2"), ("t2", "1"), ("t3", "1"), ("t4", "0")]
     assert float(rows[0]["curated_recall"]) == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert rows[3]["curated_recall"] == ""
@@ -123,29 +114,29 @@ def test_the_table_has_a_line_for_every_task() -> None:
 def test_a_submission_is_what_the_benchmark_evaluates() -> None:
     names = ("search_corpus", "fan_out_search", "read_document", "curate", "end_search")
     turns = tuple(Turn(i, action=ToolCall(name), observation=Observation(name)) for i, name in enumerate(names))
-    assert submission(finished("7", "b", "ab", turns=turns)) == {
+    assert outputs.submission(finished("7", "b", "ab", turns=turns)) == {
         "query_id": "7",
         "tool_call_counts": {"curate": 1, "get_document": 1, "search": 2},
         "status": "completed",
         "retrieved_docids": ["a", "b"],
         "result": [{"type": "output_text", "output": ""}],
     }
-    assert submission(RUN[3])["status"] == submission(RUN[4])["status"] == "incomplete"
+    assert outputs.submission(RUN[3])["status"] == outputs.submission(RUN[4])["status"] == "incomplete"
     # Chunks are submitted as their documents.
     hits = (Hit("c1", "doc", 0, "", "", 1.0, 0, 1), Hit("c2", "doc", 1, "", "", 1.0, 1, 1))
     turn = Turn(0, action=ToolCall("search_corpus"), observation=Observation("search_corpus", hits=hits))
     episode = finished("7", "", ("c1", "c2", "other#3", "whole"), turns=(turn,), unit="chunk")
-    assert submission(episode)["retrieved_docids"] == ["doc", "other", "whole"]
-    assert seen_units(episode) == ("c1", "c2", "other#3", "whole")
+    assert outputs.submission(episode)["retrieved_docids"] == ["doc", "other", "whole"]
+    assert outputs.seen_units(episode) == ("c1", "c2", "other#3", "whole")
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "q\0", "ß" * 200, ".", "Wer? Was!"])
 def test_any_id_is_a_safe_file_name(name: str, tmp_path: Path) -> None:
     written(tmp_path, [finished(name)], {name: task(name)})
     (path,) = (tmp_path / "browsecomp_plus").iterdir()
-    assert path.name == submission_name(name)
+    assert path.name == outputs.submission_name(name)
     assert json.loads(path.read_text())["query_id"] == name
-    assert submission_name(name) != submission_name(f"{name}x" * 9)
+    assert outputs.submission_name(name) != outputs.submission_name(f"{name}x" * 9)
 
 
 def test_clearing_removes_all_of_a_run_and_nothing_else_and_not_while_another_process_writes(tmp_path: Path) -> None:
@@ -172,15 +163,15 @@ def cells(table: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(table, newline="")))
 
 
-@pytest.mark.parametrize("prefix", [*FORMULA, " =", "'="])
+@pytest.mark.parametrize("prefix", [*outputs.FORMULA, " =", "'="])
 def test_a_text_is_never_a_formula_and_different_texts_stay_different(prefix: str) -> None:
     text = f"{prefix}cmd|' /C calc'!A0"
-    ((_,), (cell,), (escaped,)) = cells(csv_table(["text"], [[text], [f"'{text}"]]))
+    ((_,), (cell,), (escaped,)) = cells(outputs.csv_table(["text"], [[text], [f"'{text}"]]))
     assert (cell, escaped) == (f"'{text}", f"''{text}")
 
 
 def test_numbers_stay_numbers_and_answers_are_inert() -> None:
-    assert cells(csv_table(["-a"], [[-0.5, -3, "-3"]])) == [["'-a"], ["-0.5", "-3", "'-3"]]
+    assert cells(outputs.csv_table(["-a"], [[-0.5, -3, "-3"]])) == [["'-a"], ["-0.5", "-3", "'-3"]]
     question = AnswerItem("=id", 0, "?", ("@right",), ())
     reply = Reply(task_id="=id", condition="closed", model="m", prompt="p", text="=1+1")
     _, row = cells(as_csv([Answered(question, "closed", reply)]))

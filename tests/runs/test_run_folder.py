@@ -13,16 +13,7 @@ import pytest
 
 from harness1.config import Config
 from harness1.errors import SchemaError, UsageError
-from harness1.runs import folder
-from harness1.runs.files import (
-    STAGE,
-    Stage,
-    clear,
-    read_stage,
-    refuse_foreign,
-    refuse_other,
-    under_way,
-)
+from harness1.runs import files, folder
 from harness1.runs.folder import (
     SESSION,
     checkout,
@@ -32,72 +23,72 @@ from harness1.runs.folder import (
     wall_seconds,
 )
 
-CARD = Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
+CARD = files.Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
 
 
 def test_a_finished_folder_with_equal_inputs_is_done_and_other_work_is_refused(tmp_path: Path) -> None:
     assert not CARD.is_done(tmp_path)
-    refuse_other(CARD, tmp_path, "index")
+    files.refuse_other(CARD, tmp_path, "index")
     for status in ("running", "interrupted"):
         CARD.write(tmp_path, status=status)
         assert not CARD.is_done(tmp_path)
     done = CARD.write(tmp_path, status="finished", outputs={"documents": 3})
     assert CARD.is_done(tmp_path)
-    assert read_stage(tmp_path) == done
-    refuse_other(CARD, tmp_path, "index")
-    other = Stage("index", CARD.inputs | {"corpus": "abd"})
+    assert files.read_stage(tmp_path) == done
+    files.refuse_other(CARD, tmp_path, "index")
+    other = files.Stage("index", CARD.inputs | {"corpus": "abd"})
     assert not other.is_done(tmp_path)
-    assert not Stage("evaluate", CARD.inputs).is_done(tmp_path)
+    assert not files.Stage("evaluate", CARD.inputs).is_done(tmp_path)
     with pytest.raises(UsageError, match=r"holds another index \(it differs in corpus\): choose another --out, or"):
-        refuse_other(other, tmp_path, "index")
+        files.refuse_other(other, tmp_path, "index")
 
 
 def test_a_card_from_before_the_machine_had_its_name_is_read(tmp_path: Path) -> None:
     old = msgspec.to_builtins(Config())
     old["run"] = old.pop("machine") | {"workers": 3}
-    Stage("run", {}, outputs={"config": old, "index": "index"}).write(tmp_path)
+    files.Stage("run", {}, outputs={"config": old, "index": "index"}).write(tmp_path)
     config, _ = run_config(tmp_path)
     assert config.machine.workers == 3
 
 
 def test_what_is_no_card_is_refused(tmp_path: Path) -> None:
-    assert read_stage(tmp_path) is None
+    assert files.read_stage(tmp_path) is None
     for text in ("", "{", '{"verb": 3}', '{"verb": "x"}', '{"verb": "x", "inputs": {}, "status": "odd"}'):
-        (tmp_path / STAGE).write_text(text)
+        (tmp_path / files.STAGE).write_text(text)
         with pytest.raises(SchemaError, match="not a stage card"):
-            read_stage(tmp_path)
+            files.read_stage(tmp_path)
 
 
 def test_the_card_says_what_became_of_the_work(tmp_path: Path) -> None:
-    stage = Stage("work", {"a": 1})
-    with under_way(stage, tmp_path):
-        assert read_stage(tmp_path) == stage
-    with pytest.raises(KeyboardInterrupt), under_way(stage, tmp_path):
+    stage = files.Stage("work", {"a": 1})
+    with files.under_way(stage, tmp_path):
+        assert files.read_stage(tmp_path) == stage
+    with pytest.raises(KeyboardInterrupt), files.under_way(stage, tmp_path):
         raise KeyboardInterrupt
-    found = read_stage(tmp_path)
+    found = files.read_stage(tmp_path)
     assert found.status == "interrupted"
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights"))
-    with pytest.raises(UsageError, match="weights: no space left on its disk"), under_way(stage, tmp_path):
+    with pytest.raises(UsageError, match="weights: no space left on its disk"), files.under_way(stage, tmp_path):
         raise full
 
 
 def test_only_what_the_same_verb_wrote_is_written_over(tmp_path: Path) -> None:
-    refuse_foreign(tmp_path / "absent", "work")
-    refuse_foreign(tmp_path, "work")
+    files.refuse_foreign(tmp_path / "absent", "work")
+    files.refuse_foreign(tmp_path, "work")
     (tmp_path / "journal").write_text("")
-    refuse_foreign(tmp_path, "work", mark="journal")  # before it has a card
+    files.refuse_foreign(tmp_path, "work", mark="journal")  # before it has a card
     with pytest.raises(UsageError, match="holds no journal: choose another --record"):
-        refuse_foreign(tmp_path, "work", "no journal", option="--record")
-    Stage("work", {}).write(tmp_path)
-    refuse_foreign(tmp_path, "work")
+        files.refuse_foreign(tmp_path, "work", "no journal", option="--record")
+    files.Stage("work", {}).write(tmp_path)
+    files.refuse_foreign(tmp_path, "work")
     with pytest.raises(UsageError, match="holds nothing of `harness1 play`"):
-        refuse_foreign(tmp_path, "play", mark="journal")
+        files.refuse_foreign(tmp_path, "play", mark="journal")
     with pytest.raises(UsageError, match="cannot be written to"):
-        refuse_foreign(tmp_path / "journal", "work")
+        files.refuse_foreign(tmp_path / "journal", "work")
 
 
 def filled(folder: Path) -> Path:
-    Stage("work", {}).write(folder)
+    files.Stage("work", {}).write(folder)
     (folder / "state").mkdir(exist_ok=True)
     for name in ("rows.bin", "rows.sample1.bin", "state/weights", "notes.txt"):
         (folder / name).write_text("")
@@ -107,12 +98,12 @@ def filled(folder: Path) -> Path:
 def test_clearing_removes_what_matches_and_the_card(tmp_path: Path) -> None:
     before = sorted(filled(tmp_path).iterdir())
     with pytest.raises(UsageError, match="holds nothing of `harness1 play`"):
-        clear(tmp_path, "play", "*")
+        files.clear(tmp_path, "play", "*")
     assert sorted(tmp_path.iterdir()) == before
-    clear(tmp_path, "work", "rows.bin", "rows.sample*.bin", "state", "absent")
+    files.clear(tmp_path, "work", "rows.bin", "rows.sample*.bin", "state", "absent")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    clear(filled(tmp_path), "work", "*", keep_card=True)
-    assert [path.name for path in tmp_path.iterdir()] == [STAGE]
+    files.clear(filled(tmp_path), "work", "*", keep_card=True)
+    assert [path.name for path in tmp_path.iterdir()] == [files.STAGE]
 
 
 def test_a_clearing_that_is_cut_short_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +117,9 @@ def test_a_clearing_that_is_cut_short_can_be_done_again(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "unlink", fails)
     with pytest.raises(UsageError, match=r"rows\.bin cannot be removed"):
-        clear(tmp_path, "work", "*")
+        files.clear(tmp_path, "work", "*")
     monkeypatch.undo()
-    clear(tmp_path, "work", "*")
+    files.clear(tmp_path, "work", "*")
     assert list(tmp_path.iterdir()) == []
 
 

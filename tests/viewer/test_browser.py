@@ -20,16 +20,7 @@ from harness1.viewer.report import ensure_report
 from tests.axe import barriers, open_browser
 from tests.eval.run_folders import dataset, episode, run_folder
 from tests.support import END, Script, curate, search
-from tests.viewer.making import (
-    QUESTION,
-    script,
-    some_tasks,
-    write_dataset,
-    write_run,
-    write_searches,
-    write_spoken_run,
-    write_training,
-)
+from tests.viewer import making
 from tests.viewer.overlaps import overlaps
 from tests.viewer.recordings import save_student, write_recording
 
@@ -45,26 +36,26 @@ PARTS = {"": ".list", "#pairs": ".pair-list", "#training": ".chart", "one": ".st
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`view.html`: two runs of the same tasks and two trainings; `small.html`: two of its tasks are left out."""
     folder = tmp_path_factory.mktemp("viewer")
-    tasks = some_tasks(4)
-    data = write_dataset(folder / "data", tasks)
+    tasks = making.some_tasks(4)
+    data = making.write_dataset(folder / "data", tasks)
     other = Script(search("Missolonghi town"), curate(add_ids=["D1"], importance={"D1": "high"}), END)
-    write_run(folder / "first", [script(), Script(search("Ada"), "no call"), Script(END)], tasks, data)
-    write_run(folder / "second", [other], tasks, data)
-    trainings = [write_training(folder / "slow"), write_training(folder / "fast", better=1.0)]
+    making.write_run(folder / "first", [making.script(), Script(search("Ada"), "no call"), Script(END)], tasks, data)
+    making.write_run(folder / "second", [other], tasks, data)
+    trainings = [making.write_training(folder / "slow"), making.write_training(folder / "fast", better=1.0)]
     runs = [folder / "first", folder / "second"]
     write_view([*runs, *trainings], folder / "view.html", workers=1)
     write_view(runs, folder / "small.html", tasks=["task-0", "task-2"], workers=1)
-    write_beside(write_training(folder / "learning"), folder / "first", folder / "rule")
+    write_beside(making.write_training(folder / "learning"), folder / "first", folder / "rule")
     write_view([folder / "rule", folder / "second", folder / "learning"], folder / "learning.html", workers=1)
     bare = Script(search("Ada Lovelace"), search("Rain days"), END)
     alone = Config(Env().switch(auto_populate=False))
-    write_run(folder / "bare", [bare], tasks[:1], data, alone)
+    making.write_run(folder / "bare", [bare], tasks[:1], data, alone)
     write_view([folder / "bare"], folder / "bare.html", workers=1)
-    write_spoken_run(folder / "spoken", folder / "student")
+    making.write_spoken_run(folder / "spoken", folder / "student")
     write_view([folder / "spoken"], folder / "spoken.html", workers=1)
     recording = write_recording(folder / "agent", folder / "qwen", save_student(folder / "qwen"))
     write_view([recording], folder / "agent.html", workers=1)
-    write_searches(folder / "asked", "Who was the poet?", QUESTION)
+    making.write_searches(folder / "asked", "Who was the poet?", making.QUESTION)
     write_view([folder / "asked"], folder / "asked.html", workers=1)
     return folder
 
@@ -130,7 +121,7 @@ SCORES = re.compile(r"gold|recall|reward|precision|scored", re.IGNORECASE)
 def test_a_search_opens_at_its_latest_question_with_what_was_delivered_first(opened: Open, files: Path) -> None:
     latest = list(read_episodes(files / "asked"))[-1]
     page = opened(name="asked.html")
-    assert page.locator("h1").inner_text() == QUESTION
+    assert page.locator("h1").inner_text() == making.QUESTION
     first = page.locator(".episode > :nth-child(2)")
     assert first.locator("h3").inner_text() == f"{len(latest.curated)} documents delivered, the best first"
     assert first.locator("code").all_inner_texts() == [place.unit_id for place in latest.curated]
@@ -142,7 +133,7 @@ def test_a_search_opens_at_its_latest_question_with_what_was_delivered_first(ope
     assert barriers(page) == []
     page.keyboard.press("g")
     page.wait_for_selector(".list")
-    assert [row.split("\t")[1] for row in rows(page)] == ["Who was the poet?", QUESTION]
+    assert [row.split("\t")[1] for row in rows(page)] == ["Who was the poet?", making.QUESTION]
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1:has-text('poet')")

@@ -17,18 +17,7 @@ from harness1.viewer.pages import Written, write_view
 from harness1.viewer.run_page import EpisodeRow, in_order, with_room
 from harness1.viewer.tables import BLOCK
 from tests.support import END, Script, chunk, curate, search
-from tests.viewer.making import (
-    DOCUMENTS,
-    HOSTILE,
-    inflate,
-    script,
-    some_tasks,
-    write_dataset,
-    write_episodes,
-    write_run,
-    write_spoken_run,
-    write_training,
-)
+from tests.viewer import making
 
 Page = dict[str, Any]
 
@@ -36,9 +25,9 @@ Page = dict[str, Any]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run of four tasks: one that shows everything, one that fails its format, and two that end at once."""
-    tasks = some_tasks(4)
-    dataset = write_dataset(tmp_path / "data", tasks)
-    write_run(tmp_path / "run", [script(), Script(search("Ada"), "no call"), Script(END)], tasks, dataset)
+    tasks = making.some_tasks(4)
+    dataset = making.write_dataset(tmp_path / "data", tasks)
+    making.write_run(tmp_path / "run", [making.script(), Script(search("Ada"), "no call"), Script(END)], tasks, dataset)
     return tmp_path / "run"
 
 
@@ -49,7 +38,7 @@ def opened(path: Path) -> Page:
     index = json.loads(found.group(1))
     index["rows"] = [dict(zip(index["columns"], row, strict=True)) for row in index["rows"]]
     tags = re.findall(r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=,]*)</script>', text)
-    parts = {name: [inflate(part) for part in body.split(",")] for name, body in tags}
+    parts = {name: [making.inflate(part) for part in body.split(",")] for name, body in tags}
     blocks = [each for name, (each, *_) in parts.items() if name.startswith("p")]
     passages = {name: [blocks[at // BLOCK][at % BLOCK] for at in rest[0]] for name, (_, *rest) in parts.items() if rest}
     return index | {"tags": {name: data for name, (data, *_) in parts.items()}, "passages": passages, "text": text}
@@ -78,12 +67,12 @@ def test_a_file_holds_every_episode_and_its_row(folder: Path) -> None:
 def test_texts_and_names_of_folders_are_only_text(folder: Path, tmp_path: Path) -> None:
     _, page = written(folder)
     text = page["text"]
-    assert any(HOSTILE in passage[3] for passage in page["passages"]["e0"])
+    assert any(making.HOSTILE in passage[3] for passage in page["passages"]["e0"])
     assert "<img" not in text
     assert text.count("<!--") == 0
     assert text.count("<script") == text.count("</script>") == 2 + len(page["tags"])
     assert "Content-Security-Policy\" content=\"default-src 'none'" in text
-    write_run(tmp_path / "<b>run&", [Script(END)], some_tasks(1), None)
+    making.write_run(tmp_path / "<b>run&", [Script(END)], making.some_tasks(1), None)
     _, page = written(tmp_path / "<b>run&")
     assert "<title>&lt;b&gt;run&amp;</title>" in page["text"]
     assert (page["runs"][0]["name"], "<b>" in page["text"]) == ("<b>run&", False)
@@ -134,7 +123,7 @@ def test_an_episode_that_was_run_again_counts_as_the_last_time(folder: Path) -> 
     _, page = written(folder)
     again = page["rows"][0]["episode"]
     first: Episode = next(read_episodes(folder))
-    write_episodes(folder, [msgspec.structs.replace(first, stage_ms={"policy": 77.0})])
+    making.write_episodes(folder, [msgspec.structs.replace(first, stage_ms={"policy": 77.0})])
     _, page = written(folder)
     assert [row["episode"] for row in page["rows"]].count(again) == 1
     assert page["tags"]["e0"]["stage_ms"] == {"policy": 77.0}
@@ -149,10 +138,10 @@ def test_without_its_dataset_a_run_has_no_gold_and_says_so(folder: Path) -> None
 
 
 def test_gold_that_no_search_found_has_its_title(tmp_path: Path) -> None:
-    tasks = some_tasks(1)
+    tasks = making.some_tasks(1)
     unseen = chunk("elsewhere", "Nobody searches for this.", "A far place")
-    dataset = write_dataset(tmp_path / "data", tasks, (*DOCUMENTS, unseen))
-    write_run(tmp_path / "run", [Script(END)], tasks, dataset)
+    dataset = making.write_dataset(tmp_path / "data", tasks, (*making.DOCUMENTS, unseen))
+    making.write_run(tmp_path / "run", [Script(END)], tasks, dataset)
     _, page = written(tmp_path / "run")
     titles = {row[1]: row[2] for row in page["tags"]["e0"]["units"]}
     assert titles["elsewhere"] == "A far place"
@@ -177,7 +166,7 @@ def test_worker_processes_write_the_same_file(folder: Path, monkeypatch: pytest.
 
 
 def test_a_training_becomes_curves_with_its_evaluations_apart(tmp_path: Path) -> None:
-    _, page = written(write_training(tmp_path / "train"))
+    _, page = written(making.write_training(tmp_path / "train"))
     curves = page["tags"]["t0"]
     assert curves["curves"]["reward"][0] == list(range(1, 31))
     assert curves["validation"] == {"reward": [[10, 20, 30], [1.1 + 1 / 3, 1.1 + 2 / 3, 2.1]]}
@@ -189,7 +178,7 @@ def test_a_training_becomes_curves_with_its_evaluations_apart(tmp_path: Path) ->
 
 
 def test_a_run_whose_tokenizer_is_here_has_its_prompts_as_text(tmp_path: Path) -> None:
-    write_spoken_run(tmp_path / "run", tmp_path / "student")
+    making.write_spoken_run(tmp_path / "run", tmp_path / "student")
     done, page = written(tmp_path / "run")
     assert done.problems == 0
     call = page["tags"]["e0"]["turns"][0]["calls"][0]
@@ -203,12 +192,12 @@ def test_a_run_whose_tokenizer_is_here_has_its_prompts_as_text(tmp_path: Path) -
 
 
 def test_pairs_have_the_statistics_of_compare(tmp_path: Path) -> None:
-    tasks = some_tasks(4)
-    dataset = write_dataset(tmp_path / "data", tasks)
+    tasks = making.some_tasks(4)
+    dataset = making.write_dataset(tmp_path / "data", tasks)
     least = Script(search("Missolonghi town"), curate(add_ids=["D1"], importance={"D1": "high"}), END)
-    for name, policies in {"a": [script(), Script(END)], "b": [least], "c": [Script(END), least]}.items():
-        write_run(tmp_path / name, policies, tasks, dataset)
-    write_run(tmp_path / "other", [least], tasks, write_dataset(tmp_path / "others", tasks))
+    for name, policies in {"a": [making.script(), Script(END)], "b": [least], "c": [Script(END), least]}.items():
+        making.write_run(tmp_path / name, policies, tasks, dataset)
+    making.write_run(tmp_path / "other", [least], tasks, making.write_dataset(tmp_path / "others", tasks))
     out = tmp_path / "view.html"
     write_view([tmp_path / name for name in "abc"], out, workers=1)
     page = opened(out)
