@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,19 +27,19 @@ from harness1.runs.files import read_stage
 from harness1.training.log import read_log, validation_values
 from harness1.viewer.report import ensure_report
 
-NORMAL_95 = 1.959964
-"""Standard deviations on either side of the middle 95 % of a normal distribution."""
-RECENT = 5
-"""Number of steps in a recent mean, which is compared with the mean of as many steps before."""
+NORMAL_95 = 1.959964  # standard deviations on either side of the middle 95 % of a normal distribution
+RECENT = 5  # steps of a recent mean, which is compared with that of as many steps before
 OF = "{task.completed:,.0f} of {task.total:,.0f}"
-Words = Mapping[str, str]
-"""Names of values, each with its word in the row."""
-BUFFER: Words = MappingProxyType({"groups/waiting": "waiting", "staleness": "staleness", "staleness_max": "at most"})
-DROPPED: Words = MappingProxyType({"groups/filtered": "filtered", "groups/stale": "too old", "groups/faulty": "broken"})
-FAILURES: Words = MappingProxyType(
-    {"format_failures": "format", "tool_errors": "tools", "zero_variance": "groups without a difference"}
-)
-SECONDS: Words = MappingProxyType({"seconds": "in all", "wait_seconds": "waiting", "train_seconds": "training"})
+ROWS: dict[str, tuple[str, dict[str, str]]] = {
+    "seconds": ("{:.1f}", {"seconds": "in all", "wait_seconds": "waiting", "train_seconds": "training"}),
+    "buffer": ("{:.3g}", {"groups/waiting": "waiting", "staleness": "staleness", "staleness_max": "at most"}),
+    "dropped": ("{:.0f}", {"groups/filtered": "filtered", "groups/stale": "too old", "groups/faulty": "broken"}),
+    "failures": (
+        "{:.1%}",
+        {"format_failures": "format", "tool_errors": "tools", "zero_variance": "equal groups"},
+    ),
+}
+"""The form of a row's values, and the word of each."""
 
 
 class EvaluationBoard(Board):
@@ -155,10 +154,7 @@ class TrainingBoard(Board):
         rows = (
             ("values", ", ".join(self._with_trend(name, values[name]) for name in self._names if name in values)),
             ("speed", speed),
-            ("seconds", _word_values(values, SECONDS, "{:.1f}")),
-            ("buffer", _word_values(values, BUFFER, "{:.3g}")),
-            ("dropped", _word_values(values, DROPPED, "{:.0f}")),
-            ("failures", _word_values(values, FAILURES, "{:.1%}")),
+            *((name, _word_values(values, words, form)) for name, (form, words) in ROWS.items()),
             ("held out", validation and f"{validation} ({self._unit} {self._validated})"),
         )
         return rows, (self._list_values(values),)
@@ -172,7 +168,7 @@ class TrainingBoard(Board):
         return _word_values(values, {name: name for name in self._names}, "{:.3g}")
 
 
-def _word_values(values: Mapping[str, float], words: Words, form: str) -> str:
+def _word_values(values: Mapping[str, float], words: Mapping[str, str], form: str) -> str:
     return ", ".join(f"{word} {form.format(values[name])}" for name, word in words.items() if name in values)
 
 
@@ -201,10 +197,10 @@ def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
     def figure(value: float) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
 
-    known = {name: value for name in HEADLINE if (value := metrics.get(name)) and value["mean"] is not None}
     rows = [
         (name, figure(value["mean"]), f"{figure(value['low'])} to {figure(value['high'])}")
-        for name, value in known.items()
+        for name in HEADLINE
+        if (value := metrics.get(name)) and value["mean"] is not None
     ]
     put(title)
     if not metrics["scored"]:

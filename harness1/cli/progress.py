@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -55,8 +54,7 @@ class Terminal(Console):
             yield part if part.control else Segment(printable(part.text), part.style)
 
 
-LEAST = 16
-"""Minimum width of the flexible column of a table, in characters."""
+LEAST = 16  # minimum width of the flexible column of a table, in characters
 
 
 def print_table(
@@ -65,8 +63,8 @@ def print_table(
     numbers: Collection[int] | None = None,
     flexible: int | None = None,
 ) -> None:
-    """Print a table of plain text, ruled on a terminal. `numbers`: columns that are flush right, by default all but the
-    first; `flexible`: the one that shrinks. Without enough room, a longer line can still be read."""
+    """Print a table of plain text, ruled on a terminal. `numbers`: the columns flush right, by default all but the
+    first; `flexible`: the one that shrinks."""
     rows, console = list(rows), Terminal()
     ruled = console.is_terminal
     lengths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
@@ -90,13 +88,13 @@ def print_table(
 
 
 Item = TypeVar("Item")
-SHOWN = 20
-"""Documents left out that are named."""
+SHOWN = 20  # documents left out that are named
+DESCRIPTION = TextColumn("{task.description}", markup=False)
 
 
 def progress_of_work(*, transient: bool = False) -> Progress:
     """Return a bar with the amount done, the total, the elapsed time and the time left; it stays unless `transient`."""
-    columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (DESCRIPTION, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Terminal(stderr=True), transient=transient)
 
 
@@ -111,7 +109,7 @@ def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
 @contextmanager
 def progress_of_bytes() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a download, the bytes done, and their total (0 if unknown); in a pipe by lines."""
-    columns = (_description(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (DESCRIPTION, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _on_terminal(*columns) as progress:
         bar = progress.add_task("", total=None, visible=False)
         tell = _teller(progress)
@@ -136,7 +134,7 @@ def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
 def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
     """Open the documents of a source, with a callback for the progress of their embeddings; show both, in a pipe as a
     line every ten seconds, and print at the end what was left out."""
-    columns = (SpinnerColumn(), _description(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), DESCRIPTION, MofNCompleteColumn(), TimeElapsedColumn())
     with _on_terminal(*columns, TextColumn("{task.fields[rate]}")) as progress:
         reading = progress.add_task(f"indexing {source.name}", total=None, rate="")
         embedding = progress.add_task("embedding chunks", total=None, visible=False, rate="")
@@ -181,18 +179,13 @@ def _teller(progress: Progress) -> Callable[..., None]:
     return tell
 
 
-def _description() -> TextColumn:
-    return TextColumn("{task.description}", markup=False)
-
-
 def _on_terminal(*columns: ProgressColumn) -> Progress:
     console = Terminal(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Pacing:
-    """Decides when another line is due on an output that keeps all lines: every 10 s or every 10 % of the work,
-    whichever is sooner, but not twice within a second."""
+    """Decides when another line is due in a pipe: every 10 s or every 10 % of the work, but not twice in a second."""
 
     EVERY_S, EVERY_SHARE, LEAST_S = 10.0, 0.1, 1.0
 
@@ -227,9 +220,8 @@ class Pace(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return both in words; nothing while they are unknown."""
         ends, middle = self._ends, (len(self._ends) - 1) // 2
-        if len(ends) < 2 or (len(ends) < self.LEAST and ends[-1] - ends[0] < self.LEAST_S):
-            return Text()
-        if (seconds := ends[-1] - ends[middle]) < self.SHORTEST_S:
+        few = len(ends) < 2 or (len(ends) < self.LEAST and ends[-1] - ends[0] < self.LEAST_S)
+        if few or (seconds := ends[-1] - ends[middle]) < self.SHORTEST_S:
             return Text()
         speed = (len(ends) - 1 - middle) / seconds
         left = f"; {timedelta(seconds=round(task.remaining / speed))} left" if task.remaining else ""
@@ -237,9 +229,7 @@ class Pace(ProgressColumn):
 
 
 REFRESHES = 4  # drawings per second
-ECHO = 4
-"""Columns left free beside the panel. A terminal writes `^C` behind it; in its last columns, that would break the line
-and leave the panel's upper edge behind."""
+ECHO = 4  # columns left free beside the panel: `^C` in the last ones would break the line, and leave its edge behind
 EDGES = 6  # columns of a panel's upper edge beside its title
 Clock = Callable[[], float]
 View = tuple[Sequence[tuple[str, str]], Sequence[str]]
@@ -320,9 +310,7 @@ class Board(AbstractContextManager[Any]):
         title.truncate(width - EDGES)  # by no ellipsis, a character that not every terminal knows
         return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left", width=width)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
         if self._pacing is not None and (kind is None or self._bar.tasks[0].completed):

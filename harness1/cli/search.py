@@ -32,7 +32,6 @@ from harness1.policy.registry import needs_gold
 from harness1.records import Episode, Observation, Status, StopReason, ToolCall, UnitId
 from harness1.retrieval.files import check_index
 from harness1.retrieval.open import build_engine
-from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.folder import clear_run
 from harness1.tools.discovery import show_title
 from harness1.tools.tool import one_line
@@ -64,11 +63,12 @@ def search(
     files, task = files_of(index), question_task(question)
     setup, watch = EpisodeSetup(settings, index, policy), partial(watch_episode, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
+    failure = episode.turns[-1].parse_error if episode.turns else None
     if as_json:
-        print_json(as_result(env, episode, out, files))
+        print_json(as_result(env, episode, out, files) | {"parse_error": failure})
     else:
         show_result(env, episode, console, files)
-        if failure := parse_failure(episode):
+        if failure:
             console.print(f"The policy gave no valid action: {failure}", style="red")
         if episode.stop_reason is StopReason.CONTEXT_OVERFLOW:
             console.print(f"The prompt is longer than the model's context: {episode.error}", style="red")
@@ -101,14 +101,8 @@ def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict
         "episode_id": episode.episode_id,
         "run": str(out),
         "error": episode.error,
-        "parse_error": parse_failure(episode),
     }
     return result | ({} if episode.reward is None else {"reward": episode.reward.total})
-
-
-def parse_failure(episode: Episode) -> str | None:
-    """Return why the last output of a policy held no action, if that ended the episode."""
-    return episode.turns[-1].parse_error if episode.turns else None
 
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}
@@ -121,17 +115,11 @@ AGAIN = "again, for further hits"
 def watch_episode(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
     """Print a question, and yield a function that prints each step of the episode that answers it."""
     console.print(f"{query}\n", style="bold")
-    show = Watcher(env, console)
     if not console.is_terminal:  # there, a spinner would leave an empty line behind
-        yield show
+        yield Watcher(env, console)
         return
-    with console.status("at work; the first time, the search is compiled") as status:
-
-        def tell(step: Step) -> None:
-            status.update("the policy is at work")
-            show(step)
-
-        yield tell
+    with console.status("at work; the first time, the search is compiled"):
+        yield Watcher(env, console)
 
 
 class Watcher:
@@ -188,8 +176,8 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
 
 
 def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files) -> None:
-    """Print the delivered set, ranked: of each document the whole path, or else its id, on a line of its own that is
-    never cut; below it the tag, the title and a snippet, which a terminal cuts at its width."""
+    """Print the delivered set, ranked: of each document the whole path, or else its id, on a line that is never cut;
+    below it the tag, the title and a snippet."""
     number = f"\n{counted(len(episode.curated), 'document')}", "bold"
     console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
     for place in episode.curated:
@@ -244,8 +232,7 @@ def demo(
     console.print(f"    {program()} view {run}\n    {program()} replay {run} --live", soft_wrap=True)
 
 
-READ = {AUTO: "stemmed by script", NONE: "not stemmed"}
-"""How the words of an index were read, where it is not as English."""
+READ = {AUTO: "stemmed by script", NONE: "not stemmed"}  # how words were read, where it is not as English
 
 
 def index(
@@ -269,7 +256,9 @@ def index(
     Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index"""
     settings, left_out = resolve(config, overrides), 0
 
-    def open_spec(spec: str) -> Source:
+    def open_spec(spec: str | None) -> Source:
+        if spec is None:
+            raise UsageError("say what to index: a folder, a JSONL file, world:SIZE or stdlib")
         return open_source(place_of(spec, settings), leave_out=not strict, follow_links=follow_links)
 
     if engine is not None:
@@ -278,10 +267,19 @@ def index(
         with read_aloud(open_spec(source)) as (documents, _):
             info = build_engine(engine, documents, settings.index, settings.machine)
         where = without_password(engine)
+    elif out is None:
+        raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
+    elif (add or delete) and (force or settings.index != Config().index):
+        raise UsageError("an index is changed with the settings that it was built with: leave index.* and --force out")
+    elif delete and (source is not None or add):
+        raise UsageError("--delete takes ids alone: no source and no --add")
     else:
-        if out is None:
-            raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
-        info = _index_folder(source, open_spec, out, settings, add, delete or [], force, strict)
+        if delete:
+            info = delete_from_index(delete, out, settings)
+        elif add:
+            info = add_to_index(open_spec(source), out, settings, read_aloud)
+        else:
+            info = ensure_index(open_spec(source), out, settings, force=force, whole=strict, read=read_aloud)
         where, left_out = str(out), left_out_of(out)
     if as_json:
         print_json(info)
@@ -306,27 +304,3 @@ def check(folder: Annotated[Path, Argument(help="The index.", metavar="DIR")], a
         put(f"{folder}: {found.files} files, {found.bytes / 1e6:,.1f} MB, all as they were written")
     if found.damaged:
         raise Exit(2)
-
-
-def _index_folder(
-    source: str | None,
-    opened: Callable[[str], Source],
-    out: Path,
-    config: Config,
-    add: bool,
-    delete: list[str],
-    force: bool,
-    strict: bool,
-) -> IndexInfo:
-    """Build an index folder, or change the one that is there."""
-    if (add or delete) and (force or config.index != Config().index):
-        raise UsageError("an index is changed with the settings that it was built with: leave index.* and --force out")
-    if delete:
-        if source is not None or add:
-            raise UsageError("--delete takes ids alone: no source and no --add")
-        return delete_from_index(delete, out, config)
-    if source is None:
-        raise UsageError("say what to index: a folder, a JSONL file, world:SIZE or stdlib")
-    if add:
-        return add_to_index(opened(source), out, config, read_aloud)
-    return ensure_index(opened(source), out, config, force=force, whole=strict, read=read_aloud)

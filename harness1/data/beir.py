@@ -1,10 +1,7 @@
-"""The BEIR layout: `corpus.jsonl`, `queries.jsonl`, `qrels/<split>.tsv`; the files may be gzipped.
-
-The rest of a task's evidence, beyond graded documents, is in the `metadata` of its query: `answer` and
-`answer_aliases` (texts), `answer_docs` (document ids), `facts` (for each fact, the chunk ids any one of which states
-it), `answer_facts` (positions in `facts`). Reading moves these into `Gold` and leaves all other metadata as it is.
-A corpus that was already cut keeps its chunks as `harness1.data.tables` writes them.
-"""
+"""The BEIR layout: `corpus.jsonl`, `queries.jsonl`, `qrels/<split>.tsv`; the files may be gzipped. Further evidence is
+in the `metadata` of a query: `answer` and `answer_aliases` (texts), `answer_docs` (document ids), `facts` (for each
+fact, the chunk ids any one of which states it), `answer_facts` (positions in `facts`). Reading moves these into
+`Gold`."""
 
 from __future__ import annotations
 
@@ -47,9 +44,8 @@ def splits(folder: Path) -> tuple[str, ...]:
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """Return the tasks of a split that have a relevant document, in the order of the query file. Raises CorpusError:
-    the split or the query file is missing; or a line is broken, or a judged query is not in the query file, unless
-    `fault` lets that pass."""
+    """Return the tasks of a split that have a relevant document, in the order of the query file. Raises CorpusError: a
+    file is missing; or, unless `fault` lets that pass, a line is broken, or a judged query is not in the query file."""
     if split not in splits(folder):
         raise CorpusError(f"{folder} has no split {split!r}; it has: {', '.join(splits(folder)) or 'none'}")
     relevant, path = dict[str, dict[DocId, int]](), _existing(folder, f"{QRELS}/{split}.tsv")

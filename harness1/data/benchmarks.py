@@ -36,12 +36,9 @@ HOTPOT_FILES = {
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:
-    """Open HotpotQA (Yang et al. 2018): questions over two paragraphs of Wikipedia, in a folder or one file.
-
-    A question is `{"_id", "question", "answer", "type", "level", "supporting_facts": [[title, sentence]], "context":
-    [[title, [sentence]]]}`; on the hub `id` stands for `_id`, and the pairs are lists under `title`, `sent_id` and
-    `sentences`. The paragraphs of all contexts are the corpus: one document for each title.
-    """
+    """Open HotpotQA (Yang et al. 2018): questions over two paragraphs of Wikipedia, in a folder or one file. `context`
+    and `supporting_facts` are lists of pairs, or on the hub lists under `title`, `sent_id` and `sentences`. The
+    paragraphs of all contexts are the corpus: one document for each title."""
     if root.is_file():
         files = {"train" if "train" in root.name else "dev": [root]}
     else:
@@ -144,9 +141,8 @@ def open_asked_on_the_web(
 
 
 def open_longseal(root: Path, fault: Fault) -> Source:
-    """Open LongSeal of SealQA, whose rows also have `golds`, the pages that hold the answer, and `12_docs`, `20_docs`
-    and `30_docs`, distractors; a page is `{"title", "text", "url", "date"}`. The corpus is every page of `golds` and of
-    the largest set, by its address."""
+    """Open LongSeal of SealQA, whose rows also have `golds`, the pages that hold the answer, and distractors in
+    `12_docs`, `20_docs` and `30_docs`. The corpus is every page of `golds` and of the largest set, by its address."""
     patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
     files = tables.require_files(root, "questions", *patterns)
     problems: list[str] = []
@@ -186,9 +182,8 @@ def addresses(cell: str) -> list[str]:
 
 
 def _frames_task(where: str, row: Row, number: int) -> Task:
-    """Return a question of FRAMES (Krishna et al. 2024), over 2 to 15 articles of Wikipedia: a number, `Prompt`,
-    `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and `wiki_links`, a list written as in
-    Python. A cell may hold several addresses, and words after one."""
+    """Return a question of FRAMES (Krishna et al. 2024), over 2 to 15 articles of Wikipedia: in `wikipedia_link_1` and
+    so on, or in `wiki_links`, a list as in Python. A cell may hold several addresses, and words after one."""
     cells = tables.list_of(where, row, "wiki_links") if row.get("wiki_links") else []
     cells = cells or [value for key, value in row.items() if key.startswith(LINK) and value]
     if not all(isinstance(cell, str) for cell in cells):
@@ -215,17 +210,9 @@ ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.js
 
 def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
     """Open BrowseComp-Plus (Chen et al. 2025): BrowseComp's questions over a fixed corpus, with judged documents; all
-    (`all`), or split as in the paper (`train`, `test`).
-
-        topics-qrels/queries.tsv                id, tab, question; no header
-        topics-qrels/qrel_golds.txt             `id 0 document 1`: documents that hold the answer
-        topics-qrels/qrel_evidence.txt          the same: documents that are needed
-        corpus/*.parquet                        `docid`, `text`, `url`
-        data/browsecomp_plus_decrypted.jsonl    made by the benchmark's own script; `query_id` and `answer` are read
-
-    Its authors ask that questions and answers never appear online as plain text. Answers are read into `Gold` if the
-    user has decrypted them, and are never written.
-    """
+    (`all`), or split as in the paper (`train`, `test`). Its authors ask that questions and answers never appear online
+    as plain text: answers that the user has decrypted by the benchmark's own script are read into `Gold`, and never
+    written."""
     topics = tables.require_files(root, "questions", *TOPICS)[0]
     gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
     corpus = open_corpus(tables.require_files(root, "corpus", *CORPUS), fault)
@@ -275,19 +262,11 @@ ReadGold = Callable[[str, Row], Gold]
 
 
 def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, shared: bool = False) -> Source:
-    """Open a benchmark in the layout of Context-1's data generation (Web, Patents, SEC).
-
-        test.parquet, train.parquet        questions: `query_id`, `query`, `document_ids`, `answer`, and for documents
-                                           perhaps `gold_document_ids`; lists as such or written out as text
-        corpora/NAME/SPLIT/*.parquet       chunks: `chunk_id`, `document_text`, `metadata_json`
-        data/train-*.parquet               training questions of all three, with `dataset_name`, `stage` and
-                                           `document_ids_json`
-
-    `document_ids` are documents, or facts: `{"fact", "chunk_ids", "is_final_answer"}`, stated by any one of the chunks.
-    `read_gold` returns what the question in a row should find. `shared`: training and test questions share a corpus; if
-    not, document ids count from 0 in each, and only the split whose corpus is present has tasks: the test split, if
-    both are.
-    """
+    """Open a benchmark in the layout of Context-1's data generation (Web, Patents, SEC): questions in test.parquet and
+    train.parquet, and chunks in corpora/NAME/SPLIT. The released data/train-*.parquet has the training questions of all
+    three. `document_ids` are documents, or facts, stated by any one of their `chunk_ids`; `read_gold` returns what the
+    question in a row should find. `shared`: training and test questions share a corpus; if not, only the split whose
+    corpus is present has tasks: the test split, if both are."""
     names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
     own = {each: tables.find_files(root, f"corpora/{name}/{each}/**/*.parquet") for each in SPLITS}
     only = next((each for each in SPLITS if own[each]), None)

@@ -1,10 +1,6 @@
-"""Corpora of benchmarks, and sources over them with unique ids and gold that the corpus has.
-
-The rows of a corpus are documents, or chunks whose ids name their document. A row with a `chunk_id` is a chunk, its
-text under `document_text` or `text`; the document's id is the chunk's without the number after its last underscore
-(`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`, `id`, `doc_id` or `url`), a text (`text`,
-`contents`, `content`), a `title`, or both.
-"""
+"""Corpora of benchmarks, and sources over them with unique ids and gold that the corpus has. A row with a `chunk_id` is
+a chunk; its document's id is the chunk's without the number after its last underscore (`0000320193-24-000081_17`).
+Other rows are documents: an id, and a text, a `title`, or both."""
 
 from __future__ import annotations
 

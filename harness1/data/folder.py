@@ -210,9 +210,8 @@ Problem = Callable[[str, str], None]
 def read(path: Path, fault: Fault, *, follow_links: bool = False) -> Iterator[Document]:
     """Yield the readable files below a folder, sorted by their path within it, which is also their id; hidden ones are
     skipped. A title is the page's or the PDF's own, or the first heading, else the file name without its suffix.
-    `fault`: gets one error for each file or folder that cannot be read, and is left out. `follow_links`: read links
-    that lead out of the folder, and links to folders. Raises CorpusError: at once, if there is no file of a known kind.
-    """
+    `fault`: gets one error for each file or folder that is left out. `follow_links`: read links to folders, and out of
+    this one. Raises CorpusError: at once, if there is no file of a known kind."""
 
     def problem(name: str, why: str) -> None:
         shown = repr(name) if name != utf8_safe(name) else name

@@ -47,10 +47,9 @@ def index_of(
     read: Read = read_silently,
     say: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Return the index that a user names, or the source's own, which is built into the cache unless it is there. If
-    another process is building it, wait for that. `cache`: the folder that holds indexes; None: `~/.cache/harness1`.
-    `say`: is told once when this has to wait. Raises UsageError: the named index is scored by another unit than the
-    configuration says."""
+    """Return the index that a user names, or the source's own, which is built into `cache` (None: `~/.cache/harness1`)
+    unless it is there, after waiting, of which `say` is told, for another process that builds it. Raises UsageError:
+    the named index is scored by another unit than the configuration says."""
     if index:
         unit = open_retriever(index, config).info.unit
         if unit != config.index.unit:
@@ -74,10 +73,9 @@ def ensure_index(
     on_wait: Callable[[], None] | None = None,
 ) -> IndexInfo:
     """Build the index of a source into a folder, unless the folder already holds it, by the source's fingerprint.
-    `force`: in any case. `whole`: also if documents were left out of the existing one. `on_wait`: called before waiting
-    for another process that builds there; None: do not wait. Raises CorpusError: the folder holds something else, or
-    the source cannot be read; UsageError: the folder cannot be written, or is another's, or embeddings would be lost.
-    """
+    `force`: in any case. `whole`: also if documents were left out. `on_wait`: called before waiting for another process
+    that builds there; None: do not wait. Raises CorpusError: the folder holds something else, or the source cannot be
+    read; UsageError: the folder cannot be written, or is another's, or embeddings would be lost."""
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done

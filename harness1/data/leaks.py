@@ -1,6 +1,5 @@
-"""Leaves out tasks that must not be learned because they give an evaluation task away: they ask the same, or everything
-that they ask for is exactly what it asks for. Queries ask the same if they are equal once normalised, or have nearly
-the same words by MinHash."""
+"""Leaves out tasks that must not be learned because they give an evaluation task away: they ask the same, in equal
+words once normalised or in nearly the same by MinHash, or everything that they ask for is exactly what it asks for."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ class Leak(NamedTuple):
 
 class Leaks:
     """Evaluation tasks, with which others are compared. Gold sets of one document are compared within a dataset,
-    because two datasets may use one id for different documents; larger ones with all: where they agree, the documents
-    are the same, as with tasks made from a corpus. `compared`: sizes of the sets. `near`: as in `KnownQueries`."""
+    because two datasets may use one id for different documents; larger ones with all. `compared`: sizes of the sets."""
 
     def __init__(self, near: float, sets: Sequence[EvaluationSet] = ()) -> None:
         self.compared = {each.name: len(each.tasks) for each in sets}

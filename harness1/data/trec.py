@@ -1,14 +1,7 @@
 """TREC's formats: runs, which are written, relevance files, documents and topics, and a folder of them as a dataset.
-
-A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`, as for
-`trec_eval`. Documents and topics are `<DOC>` and `<top>` blocks, plain or gzipped. A document has a `<DOCNO>`, perhaps
-a title (`<TITLE>`, `<HEADLINE>`, `<HEAD>`, `<TI>`), and text: the content of `<TEXT>`, or else all outside fields. A
-topic has a `<num>` and a `<title>`, with or without labels and closing tags. A folder holds
-
-    corpus.jsonl, docs.trec, ...     documents: JSON Lines, or `<DOC>` blocks in any number of .trec files
-    topics.tsv or queries.tsv        number, tab, question; or topics.trec and topics.txt, `<top>` blocks
-    qrels.txt, qrels.SPLIT.txt       `query 0 document grade`; without a name the split is `test`
-"""
+Documents and topics are `<DOC>` and `<top>` blocks, plain or gzipped. A document has a `<DOCNO>`, perhaps a title, and
+text: the content of `<TEXT>`, or else all outside fields. A folder holds corpus.jsonl or .trec files, topics.trec or
+topics.txt (`<top>` blocks) or topics.tsv or queries.tsv (number, tab, question), and qrels.txt or qrels.SPLIT.txt."""
 
 from __future__ import annotations
 
@@ -38,10 +31,9 @@ def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]
 
 
 def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refuse) -> dict[str, dict[DocId, int]]:
-    """Return the documents with a grade above 0 of every task that has any. A document that is judged twice must have
-    the same grade. `known`: the tasks that may be judged, which `what` names in errors. Raises CorpusError: a line is
-    malformed, contradicts an earlier one, or judges an unknown task, unless `fault` lets it pass; or the file cannot be
-    read."""
+    """Return the documents with a grade above 0 of every task that has any. `known`: the tasks that may be judged,
+    which `what` names in errors. Raises CorpusError: a line is malformed, contradicts an earlier one, or judges an
+    unknown task, unless `fault` lets it pass; or the file cannot be read."""
     grades: dict[tuple[str, str], int] = {}
     relevant: dict[str, dict[DocId, int]] = {}
     for where, (task_id, _, doc_id, text) in _columns(path, 4, fault):

@@ -1,9 +1,6 @@
 """A synthetic world as a corpus with gold: of any size, with the same bytes for the same arguments on every machine.
-
-Documents state each fact in one of several phrasings (`world_prose.toml`), among true but useless detail. Questions use
-other words for the same relations (`world_questions.toml`); they are walks over the fact table on which every step has
-exactly one outcome.
-"""
+Documents state each fact in one of several phrasings (`world_prose.toml`); questions use other words for the same
+relations (`world_questions.toml`), and are walks over the fact table on which every step has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -245,8 +242,7 @@ more than 0.85 of their five-word shingles."""
 
 class SyntheticWorld:
     """Exactly `size` documents about invented entities, about 4 % of them near duplicates of others in `copied`, which
-    are never evidence. `about`: what questions are about: "" for everything, or `people`. Raises UsageError: `size` is
-    below 20."""
+    are never evidence. `about`: as for `world_source`. Raises UsageError: `size` is below 20."""
 
     def __init__(self, size: int, seed: int = 0, about: str = "") -> None:
         if size < SMALLEST:

@@ -247,10 +247,9 @@ def ablate(
     play: Play = ensure_run,
 ) -> AblationTable:
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
-    there, or return the existing table unchanged. Interrupted runs continue; episodes broken by faults are run again.
-    `names`: from `ABLATIONS`. `force`: start over. `rescored`: first score the recorded episodes again
-    (`evaluate.rescore`). Raises UsageError: a name is not an ablation, there is no task, a task has no gold, or the
-    folder holds something else; SchemaError: the folder is damaged; InfrastructureFault: a worker died."""
+    there, or return the existing table. `force`: start over. `rescored`: first score the recorded episodes again.
+    Raises UsageError: a name is no ablation, a task is missing or has no gold, or the folder holds something else;
+    SchemaError: the folder is damaged; InfrastructureFault: a worker died."""
     evaluation.check()
     played = conditions(evaluation, names)
     skipped = tuple(name for name in dict.fromkeys(names) if name not in played)

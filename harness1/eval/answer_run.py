@@ -254,12 +254,10 @@ def open_answers(
     limit: int = 0,
     **limits: int,
 ) -> AnswerRun:
-    """Open the models and the index that answer the questions of a run, with the settings of `machine.model` for the
-    answerer and of `machine.verifier` for the judge. `out`: None: `answers/MODEL` in the folder of the run. `answerer`,
-    `judge`: models as `openai:MODEL@URL`; with an empty judge, answers are not judged. `conditions`: names from
-    `CONDITIONS`, separated by commas. `answer_tokens`: most tokens of an answer or a verdict with its thoughts.
-    `index`: the current location of the run's index, if it was moved. `limit`: as in `questions_of`. `limits`: the
-    numbers of `Answering`. Raises UsageError: a model or a condition is invalid, or the run has nothing to ask."""
+    """Open the models (`openai:MODEL@URL`) and the index that answer the questions of a run. `out`: None:
+    `answers/MODEL` in the folder of the run. With an empty judge, answers are not judged. `conditions`: names separated
+    by commas. `index`: where the run's index is now, if it was moved. `limits`: the numbers of `Answering`. Raises
+    UsageError: a model or a condition is invalid, or the run has nothing to ask."""
     (questions, counts), named = answers.questions_of(run, limit), {name.strip() for name in conditions.split(",")}
     if unknown := named - set(answers.CONDITIONS):
         raise UsageError(

@@ -40,11 +40,9 @@ LOOKED_UP = 20  # tasks whose gold is looked up in an index, to check that the i
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A policy to be played on the tasks of a dataset. `dataset`: what `open_source` opened. `tasks`: of its split,
-    with their gold. `index`: as `open_retriever` takes it; `policy`: as `open_policy`. `samples`: episodes for each
-    task; sample `i` is played with `seed + i`. `reasoned`, `student`, `own`: as in `EpisodeSetup`. `share`: the share
-    of the split that the tasks are from, for the card; "" for the whole. `faults`: how episodes that the infrastructure
-    broke count in the means."""
+    """A policy to be played on the tasks of a dataset. `samples`: episodes for each task; sample `i` is played with
+    `seed + i`. `reasoned`, `student`, `own`: as in `EpisodeSetup`. `share`: that of the split that the tasks are from,
+    for the card. `faults`: how episodes that the infrastructure broke count in the means."""
 
     dataset: str
     split: str
@@ -152,13 +150,12 @@ def evaluate(
     on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Play the episodes that `out` does not hold yet, then write and return the metrics, shares of 1 unless a name says
-    otherwise, with the bounds of 95 % bootstrap intervals over tasks; ranked metrics are defined as in trec_eval. The
-    same call resumes an interrupted evaluation. `on_start`: called with the number of finished episodes and that of
-    all; then, if there is something to run, `on_earlier` with each finished one, and `on_episode` with each as it
-    finishes. `on_torn`: called with the bytes of a torn last line that was cut off. `on_depths`: as in `run_episodes`.
-    Raises UsageError: as `Evaluation.check`, or the folder holds a different run, is written by another process, or
-    cannot be written; InfrastructureFault: a worker died; KeyboardInterrupt: with a note that the same command
-    continues the run."""
+    otherwise, with the bounds of 95 % bootstrap intervals over tasks. The same call resumes an interrupted evaluation.
+    `on_start`: gets the number of finished episodes and that of all; then, if there is something to run, `on_earlier`
+    each finished one, and `on_episode` each as it finishes. `on_torn`: gets the bytes of a torn last line. Raises
+    UsageError: as `Evaluation.check`, or the folder holds a different run, is written by another process, or cannot be
+    written; InfrastructureFault: a worker died; KeyboardInterrupt: with a note that the same command continues the
+    run."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
     stage = runs.refuse_other_run(evaluation.stage(), out)

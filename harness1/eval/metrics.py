@@ -249,14 +249,12 @@ def summarise(
     finished: bool = False,
     faults: Faults = "exclude",
 ) -> dict[str, Any]:
-    """Return the content of `metrics.json` as plain data. Each metric is at top level as `{mean, low, high}` over the
-    `scored` tasks, of whose samples it is averaged first (null if no task was scored). `spread` has, for metrics with
-    several samples of a task, `variance_components`. A policy's failure is scored like any episode, with nothing
-    delivered; an infrastructure fault is left out of the metrics, or counts as 0 (`faults`). `failures` counts episodes
-    by status, and `broken` says why and how they count. Rewards are computed with `config`, whatever the episodes
-    recorded. `tool_mix` is the share of each tool in all successful calls. `missing` tasks have no episode at all; if
-    the run is `finished`, they are scored as an episode in which nothing was done, found or delivered: no run gains by
-    leaving a hard task out. Raises UsageError: an episode is of none of the tasks, or a task cannot be scored."""
+    """Return the content of `metrics.json` as plain data: each metric as `{mean, low, high}` over the `scored` tasks,
+    of whose samples it is averaged first (null if no task was scored); `spread`, the `variance_components` of repeated
+    ones; `failures` by status, and `broken` with why and how they count. A policy's failure is scored like any episode;
+    an infrastructure fault is left out, or counts as 0 (`faults`). `tool_mix` is the share of each tool in successful
+    calls. `missing` tasks have no episode; if the run is `finished`, they count as one in which nothing was done or
+    delivered. Raises UsageError: an episode is of none of the tasks, or a task cannot be scored."""
     run = _Run(episodes, tasks, config, finished, faults)
     samples, calls = run.by_metric(config), run.calls.total()
     repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}

@@ -229,8 +229,7 @@ class RecordedRun:
 
 def load_run(folder: Path | str) -> RecordedRun:
     """Return a recorded run of `search`, `eval`, `sft collect` or `rl train`, whose `tasks()` and `turns()` are frames
-    of pandas or polars; their docstrings name the columns and the units. `folder`: the run folder; of `rl train`, its
-    output or the `episodes` in it.
+    of pandas or polars; their docstrings name the columns and the units.
 
     Raises:
         UsageError: the folder holds no run; or, as a SchemaError, its card or an episode is damaged.

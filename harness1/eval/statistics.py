@@ -21,10 +21,9 @@ Name = TypeVar("Name")
 
 def variance_components(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
     """Fit the one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus
-    an error. Return the standard deviations, in the metric's unit, `between` the true means of tasks (None for one
-    task) and `within` the samples of one task, and `repeats`, the most samples of a task. The variance between is that
-    of the task means less the part due to errors (within / n, averaged over tasks if n differs), at least 0. Raises
-    UsageError: no task has two samples, or one has none."""
+    an error. Return the standard deviations `between` the true means of tasks (None for one task; the variance of the
+    task means less the part due to errors, at least 0) and `within` the samples of one task, and `repeats`, the most
+    samples of a task. Raises UsageError: no task has two samples, or one has none."""
     groups = list(samples.values())
     if not all(groups) or not any(len(group) > 1 for group in groups):
         raise UsageError("the spread between repeats needs a task with two samples, and no task without samples")

@@ -1,11 +1,8 @@
 """A file of lines that only grows, with a binary file beside it for the numbers of each line, digests of its lines, and
-the episodes of a run in it.
-
-The numbers of a line are written before it, so that a line never refers to missing numbers. A torn last line, left
-by a crash, is cut off when the journal is opened for writing and skipped when it is read. The digest of a line covers
-its bytes and the key of its run, which is in the run's card; when a run ends, its card also gets a digest of all lines
-in their order and of the card itself. This finds lines that were edited, lost, added or moved, by accident or
-carelessness; whoever means to deceive can compute every digest again."""
+the episodes of a run in it. The numbers of a line are written before it, so that it never refers to missing ones. A
+torn last line, left by a crash, is cut off when the journal is opened for writing. The digest of a line covers its
+bytes and the key of its run; when a run ends, its card also gets a digest of all lines in their order and of the card
+itself. This finds lines that were edited, lost, added or moved; whoever means to deceive can compute them again."""
 
 from __future__ import annotations
 
