@@ -19,8 +19,7 @@ MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 OTHER_FORMATS = ("onnx", "openvino")
 CARDS = frozenset({"stage.json", "checkpoint.json", "data_card.json"})
 """Files that describe a model trained here and have no effect on its output."""
-ADAPTER_CONFIG = "adapter_config.json"
-"""The file that makes a folder one of adapters, in the layout of peft."""
+ADAPTER_CONFIG = "adapter_config.json"  # the file that makes a folder one of adapters, in the layout of peft
 
 
 class _AdapterBase(msgspec.Struct):

@@ -39,8 +39,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-DEEPEST = 16
-"""Levels of nesting that are kept; no tool has arguments of more than two."""
+DEEPEST = 16  # levels of nesting that are kept; no tool has arguments of more than two
 
 
 def json_safe(value: Any, depth: int = 0) -> Any:
@@ -172,8 +171,7 @@ _LOOKS_SECRET = re.compile(
     [^\s"'&,;}]+
     | \b sk- [\w*-]{4,}
     """
-)
-"""A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form."""
+)  # A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form
 
 
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:

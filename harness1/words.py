@@ -17,8 +17,7 @@ from itertools import pairwise
 
 import Stemmer
 
-AUTO, NONE = "auto", "none"
-"""Stemming each word by its script, and no stemming."""
+AUTO, NONE = "auto", "none"  # stemming each word by its script, and no stemming
 STOP_WORDS = frozenset({
     "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
     "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to",
@@ -45,8 +44,7 @@ _UNSPACED = (
 _FOREIGN = (
     "^\x00-\u036f\u1d00-\u1eff\u2000-\u2bff\u2c60-\u2c7f\u2e00-\u2e7f\ua700-\ua7ff\uab30-\uab6f\ud800-\uf8ff\ufb00-\ufb06"
     "\ufe00-\ufe2f\ufeff\ufff0-\uffff\U0001d000-\U0001dfff\U0001f000-\U0001ffff\U000e0000-\U0010ffff"
-)
-"""All but Latin, what scripts share, and what is no letter; full and half widths are among the other scripts."""
+)  # all but Latin, what scripts share, and what is no letter; full and half widths are among the other scripts
 _STEMMED = (
     ("\u0370", "\u0400", "greek"),
     ("\u0400", "\u0530", "russian"),
@@ -55,8 +53,7 @@ _STEMMED = (
     ("\u0900", "\u0980", "hindi"),
     ("\u0b80", "\u0c00", "tamil"),
     ("\u1f00", "\u2000", "greek"),
-)
-"""First letters of the words that a stemmer takes, and the first that it does not."""
+)  # first letters of the words that a stemmer takes, and the first that it does not
 
 _FOREIGN_RUN = re.compile(f"[{_FOREIGN}]+")
 _RUN = re.compile(f"([{_UNSPACED}]+)")

@@ -38,8 +38,7 @@ ROWS: dict[str, tuple[str, dict[str, str]]] = {
         "{:.1%}",
         {"format_failures": "format", "tool_errors": "tools", "zero_variance": "equal groups"},
     ),
-}
-"""The form of a row's values, and the word of each."""
+}  # the form of a row's values, and the word of each
 
 
 class EvaluationBoard(Board):

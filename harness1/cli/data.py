@@ -184,8 +184,7 @@ def _print_findings(found: Sequence[tuple[str, int, Sequence[str]]], thing: str)
         put(f"Nothing is wrong with {thing}.")
 
 
-READ = 30
-"""Tasks of the sample that can be opened in the viewer."""
+READ = 30  # tasks of the sample that can be opened in the viewer
 
 
 def make_tasks(

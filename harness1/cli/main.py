@@ -24,8 +24,7 @@ from harness1 import __version__
 from harness1.errors import InfrastructureFault, Unreachable, UsageError
 from harness1.plain import printable
 
-PATIENCE_S = 0.5
-"""Seconds that an interrupted verb may take to end without an answer."""
+PATIENCE_S = 0.5  # seconds that an interrupted verb may take to end without an answer
 
 
 @contextmanager

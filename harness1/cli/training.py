@@ -26,10 +26,8 @@ from harness1.training.process_group import ProcessGroup, join_group
 from harness1.training.trainer import by_token_budget
 
 GB = 1e9
-MOST_TRAINERS, RANK, FEW_ROWS = 64, 32, 4
-"""What advice goes up or down to; the rank is that of the published recipe."""
-Make = Callable[[Config, Devices], Plan]
-"""Returns the plan of settings on devices."""
+MOST_TRAINERS, RANK, FEW_ROWS = 64, 32, 4  # what advice goes up or down to; the rank is that of the published recipe
+Make = Callable[[Config, Devices], Plan]  # returns the plan of settings on devices
 
 
 def refuse_oversized_rl(config: Config, model: str, trainers: int = 1) -> None:

@@ -31,8 +31,7 @@ HOTPOT_FILES = {
         ("hotpot_dev_fullwiki_v*.json", "fullwiki/validation-*.parquet"),
     ),
     "train": (("hotpot_train_v*.json", "distractor/train-*.parquet"),),
-}
-"""The files of each split: the first of each group that exists. The two of `dev` differ only in their contexts."""
+}  # the files of each split: the first of each group that exists. The two of `dev` differ only in their contexts.
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:
@@ -368,11 +367,9 @@ class Benchmark(Record):
     origin: str
     files: tuple[str, ...]
     verified: str
-    unit: Unit = "document"
-    """The unit that the paper scores, which `index.unit` must equal."""
+    unit: Unit = "document"  # the unit that the paper scores, which `index.unit` must equal
     hub: tuple[Hub, ...] = ()
-    by_hand: str = ""
-    """Files that no hub has, and how to get them."""
+    by_hand: str = ""  # files that no hub has, and how to get them
     secret_answers: bool = False
     """True if neither questions nor answers may be published; also of the source that its reader returns."""
 

@@ -23,8 +23,7 @@ from harness1.retrieval.corpus import Document, GivenChunk
 DOCUMENT_KEYS = ("docid", "_id", "id", "doc_id", "url")
 CHUNK_KEYS = ("chunk_id",)
 CHUNK_TEXT_KEYS = ("document_text", "text")
-BETWEEN = "\n"
-"""Joins the chunks of a document."""
+BETWEEN = "\n"  # joins the chunks of a document
 Placed = tuple[Document, str, str]
 """A document at one place, the content that all its places must share, and the problem to note if this one differs."""
 _NUMBER = re.compile(r"_(\d+)$", re.ASCII)
@@ -34,10 +33,8 @@ _NUMBER = re.compile(r"_(\d+)$", re.ASCII)
 class Corpus:
     """Documents, and the ids of documents and chunks that gold may name."""
 
-    documents: Callable[[], Iterator[Document]]
-    """Starts a new, lazy pass over all documents."""
-    ids: Callable[[], Iterable[str]]
-    """Starts a new pass over all ids, some of which may repeat."""
+    documents: Callable[[], Iterator[Document]]  # starts a new, lazy pass over all documents
+    ids: Callable[[], Iterable[str]]  # starts a new pass over all ids, some of which may repeat
 
 
 def open_corpus(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
@@ -127,8 +124,7 @@ def _pass_over(error: CorpusError) -> None:
     """Ignore what reading the documents already reports."""
 
 
-Located = Iterator[tuple[str, Task]]
-"""Tasks, each with its place in the files."""
+Located = Iterator[tuple[str, Task]]  # tasks, each with its place in the files
 
 
 def source_of(

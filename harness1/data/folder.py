@@ -73,12 +73,9 @@ def read_html(page: str) -> tuple[str, str]:
 
 SECONDS, SECONDS_PER_MIB, MOST_SECONDS = 30.0, 30.0, 300.0
 """Processor time for a file, by its size: honest work is linear in it, at well under a second for each 100 kB."""
-MEMORY = 2 << 30
-"""Bytes of memory for one file; the largest honest ones take a quarter of it."""
-TEXT_BYTES = 32 << 20
-"""Largest text of a document, a hundred times a thick book. Longer ones are bombs, logs or data."""
-LONGEST_REASON = 200
-"""Characters of an error of a parser, which may repeat the file."""
+MEMORY = 2 << 30  # bytes of memory for one file; the largest honest ones take a quarter of it
+TEXT_BYTES = 32 << 20  # largest text of a document, a hundred times a thick book. Longer ones are bombs, logs or data.
+LONGEST_REASON = 200  # characters of an error of a parser, which may repeat the file
 
 
 class Unreadable(Exception):
@@ -198,8 +195,7 @@ KINDS = {".md": "text", ".rst": "text", ".txt": "text", ".html": "html", ".htm":
 SUFFIXES = tuple(KINDS)
 BYTES = {"text": TEXT_BYTES, "html": TEXT_BYTES, "pdf": 256 << 20}
 """Largest file of each kind that is read. Most of a large PDF is pictures."""
-DEEPEST = 100
-"""Levels of folders that are entered; archives of whole disks have 30."""
+DEEPEST = 100  # levels of folders that are entered; archives of whole disks have 30
 UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S.*?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
 HEADING = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
 

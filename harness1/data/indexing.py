@@ -22,10 +22,8 @@ from harness1.retrieval.open import is_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import STAGE, Stage, read_stage, writing
 
-LEFT_OUT = "left_out"
-"""Names the number of documents that could not be read, in the card of an index."""
-CORPUS = "corpus"
-"""Names the corpus in the card of an index: its path, or the name of a generated one."""
+LEFT_OUT = "left_out"  # names the number of documents that could not be read, in the card of an index
+CORPUS = "corpus"  # names the corpus in the card of an index: its path, or the name of a generated one
 Files = Callable[[DocId], Path | None]
 """Returns the whole path of the file that a document was read from; None if it was read from no file of its own, or the
 file is gone."""

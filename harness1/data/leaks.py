@@ -20,12 +20,9 @@ from harness1.memory.dedup import signature
 from harness1.plain import counted, digest
 from harness1.records import DocId, Gold, Record, Task
 
-SEED = 123
-"""Seed of the division into shares."""
-PERMUTATIONS = 128
-"""Hashes in a signature. The estimate of a similarity of 0.8 has a standard error of 0.035."""
-ShareName = Literal["", "sft", "rl"]
-"""Whose share of a split's tasks; empty: all of them."""
+SEED = 123  # seed of the division into shares
+PERMUTATIONS = 128  # hashes in a signature. The estimate of a similarity of 0.8 has a standard error of 0.035.
+ShareName = Literal["", "sft", "rl"]  # whose share of a split's tasks; empty: all of them
 _WORD = re.compile(r"\w+")
 
 
@@ -78,10 +75,8 @@ def _signature(words: str) -> np.ndarray:
     return np.frombuffer(signature(words, PERMUTATIONS, shingle=1), "<u4")
 
 
-TEST = "test"
-"""The split that is never taught."""
-EVALUATION = ("dev", TEST)
-"""Splits that are not learned, unless one of them was taught on purpose."""
+TEST = "test"  # the split that is never taught
+EVALUATION = ("dev", TEST)  # splits that are not learned, unless one of them was taught on purpose
 
 GoldSet = frozenset[DocId]
 
@@ -170,29 +165,18 @@ class Selection(Record, kw_only=True):
 
     dataset: str
     split: str
-    tasks: int
-    """Tasks of the split."""
+    tasks: int  # tasks of the split
     share: ShareName = ""
-    outside: int = 0
-    """Tasks of the other share."""
-    excluded: int = 0
-    """Tasks of the runs that were excluded."""
-    near: int = 0
-    """Tasks that ask what an evaluation task asks."""
-    gold: int = 0
-    """Tasks that have the gold set of an evaluation task; some of them are `near` too."""
-    leaked: int = 0
-    """Tasks left out for either."""
-    compared: dict[str, int] = {}
-    """Sizes of the evaluation sets; none with `data.leaks` = "keep"."""
-    held_out: tuple[str, ...] = ()
-    """Ids of the tasks of this split that training is validated on."""
-    beside: int = 0
-    """Tasks left out because they give away a validation task."""
-    rejected: int = 0
-    """Tasks that admission rejected."""
-    learned: tuple[str, ...] = ()
-    """Ids of the tasks that are left."""
+    outside: int = 0  # tasks of the other share
+    excluded: int = 0  # tasks of the runs that were excluded
+    near: int = 0  # tasks that ask what an evaluation task asks
+    gold: int = 0  # tasks that have the gold set of an evaluation task; some of them are `near` too
+    leaked: int = 0  # tasks left out for either
+    compared: dict[str, int] = {}  # sizes of the evaluation sets; none with `data.leaks` = "keep"
+    held_out: tuple[str, ...] = ()  # ids of the tasks of this split that training is validated on
+    beside: int = 0  # tasks left out because they give away a validation task
+    rejected: int = 0  # tasks that admission rejected
+    learned: tuple[str, ...] = ()  # ids of the tasks that are left
 
     @property
     def line(self) -> str:

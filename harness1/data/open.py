@@ -23,8 +23,7 @@ from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
 
-MOST_LEFT_OUT = 10_000
-"""Documents that may be left out; a corpus with more is not what it was taken for."""
+MOST_LEFT_OUT = 10_000  # documents that may be left out; a corpus with more is not what it was taken for
 _KINDS = "nor is it world:SIZE, stdlib or BENCHMARK:PATH"
 _KINDS_OF_OBJECTS: dict[str, Callable[[object], bool]] = {
     "module": inspect.ismodule,

@@ -22,23 +22,17 @@ class Source:
 
     name: str
     kind: str
-    documents: Callable[[], Iterator[Document]]
-    """Starts a new, lazy pass over all documents."""
+    documents: Callable[[], Iterator[Document]]  # starts a new, lazy pass over all documents
     splits: tuple[str, ...] = ()
-    read_tasks: Callable[[str], list[Task]] = lambda split: []
-    """Reads the tasks of one split, which must exist."""
+    read_tasks: Callable[[str], list[Task]] = lambda split: []  # reads the tasks of one split, which must exist
     problems: list[str] = field(default_factory=list)
     """One line for each unreadable part that the last pass over the documents left out."""
-    root: Path | None = None
-    """The place on disk; None for generated sources."""
+    root: Path | None = None  # the place on disk; None for generated sources
     edition: str = ""
     """For generated sources, changes whenever documents or tasks do. For files, the reader if it matters."""
-    has_documents: bool = True
-    """False if the documents are on the web."""
-    secret_answers: bool = False
-    """True if the answers in the gold may be compared with but never written."""
-    label: str = ""
-    """Names the source in error messages; "": by its name."""
+    has_documents: bool = True  # false if the documents are on the web
+    secret_answers: bool = False  # true if the answers in the gold may be compared with but never written
+    label: str = ""  # names the source in error messages; "": by its name
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks of one split. Raises UsageError: there is no such split."""
@@ -103,8 +97,7 @@ class NoGold(CorpusError):
     """The query names nothing to find."""
 
 
-Fault = Callable[[CorpusError], None]
-"""Called with the fault of a line; if it returns, the line is left out."""
+Fault = Callable[[CorpusError], None]  # called with the fault of a line; if it returns, the line is left out
 
 
 def refuse(error: CorpusError) -> None:

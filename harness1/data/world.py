@@ -229,8 +229,7 @@ def by_split(found: Iterable[WorldQuestion], wanted: Mapping[str, int]) -> dict[
 
 
 SMALLEST = 20
-EDITION = "2"
-"""Incremented whenever the same arguments give another world."""
+EDITION = "2"  # incremented whenever the same arguments give another world
 SPLITS = ("train", "dev", "test")
 HELD_OUT_CAP = 1000
 TRAIN_CAP = 8000

@@ -211,8 +211,7 @@ class Casting:
         return Entity(index, "patent", number, title, style, {})
 
 
-AMOUNTS = 400
-"""Distinct sums of money in the whole world: few, so that many filings state the same amount."""
+AMOUNTS = 400  # distinct sums of money in the whole world: few, so that many filings state the same amount
 
 
 def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:

@@ -86,8 +86,7 @@ class Change(Record):
     first: float
     second: float
     change: float
-    address: str
-    """Address of the task's first episodes, side by side, in a viewer file of the runs."""
+    address: str  # address of the task's first episodes, side by side, in a viewer file of the runs
 
 
 class Pairing(Record):
@@ -234,8 +233,7 @@ class Grid:
     flexible: int | None = None
 
 
-Links = tuple[tuple[str, str], ...]
-"""Names with their addresses."""
+Links = tuple[tuple[str, str], ...]  # names with their addresses
 Block = str | Grid | Links
 
 

@@ -79,14 +79,12 @@ METRICS = (
     *("answer_recall", "answer_recall_alias", "trajectory_recall", "trajectory_answer_recall", "selection_loss"),
     *MEASURES,
     *("set_size", "turns", "reward", "duplicates_hidden", "auto_populated_kept", "tool_errors", "format_errors"),
-)
-"""The names of all metrics in their order, without those of single tools."""
+)  # the names of all metrics in their order, without those of single tools
 
 HEADLINE = (
     *("curated_recall", "answer_recall", "trajectory_recall", "selection_loss", "curated_precision", "curated_f1"),
     *("nDCG@10", "set_size", "turns", "prompt_tokens", "prefill_tokens", "reward"),
-)
-"""The metrics that summarise a run and by which runs are compared; model runs and older ones may lack some."""
+)  # the metrics that summarise a run and by which runs are compared; model runs and older ones may lack some
 
 
 def metric_names(env: Env) -> tuple[str, ...]:
@@ -173,8 +171,7 @@ BROKEN = {
     StopReason.CONTEXT_OVERFLOW: "context limit",
     StopReason.FORMAT_LIMIT: "no readable action",
     StopReason.FAULT: "infrastructure",
-}
-"""The ends of an episode that is broken. The first two are the policy's failure, and count as 0."""
+}  # the ends of an episode that is broken. The first two are the policy's failure, and count as 0.
 SHOWN_REASONS = 3
 
 
@@ -187,8 +184,7 @@ MEANINGS = {
     "empty": "nothing was delivered",
     "search": "most of what is missing was never seen",
     "selection": "most of what is missing was seen and not delivered",
-}
-"""The classes of episodes in order of precedence; the first that applies counts."""
+}  # the classes of episodes in order of precedence; the first that applies counts
 _BY_STOP = {
     StopReason.FAULT: "fault",
     StopReason.FORMAT_LIMIT: "format",

@@ -158,8 +158,7 @@ class RecordedRun:
     """A run folder as tables; made by `load_run`."""
 
     run: Run
-    episodes: tuple[Episode, ...]
-    """The last episode of each task and sample, in that order."""
+    episodes: tuple[Episode, ...]  # the last episode of each task and sample, in that order
 
     @property
     def folder(self) -> Path:

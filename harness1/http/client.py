@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 
     from httpx import AsyncClient
 
-CONNECTIONS = 64
-"""Default number of open connections to one server from one event loop."""
-ANSWER_BYTES = 256 << 20
-"""Largest answer in bytes; a larger one is a fault."""
-LONGEST_WAIT_S = 60.0
-"""Limit of the wait that a server asks for."""
-EXCERPT = 300
-"""Characters of a server's error that a message repeats."""
+CONNECTIONS = 64  # default number of open connections to one server from one event loop
+ANSWER_BYTES = 256 << 20  # largest answer in bytes; a larger one is a fault
+LONGEST_WAIT_S = 60.0  # limit of the wait that a server asks for
+EXCERPT = 300  # characters of a server's error that a message repeats
 SHORTEST_SECRET = 4
 SHORTEST_TOKEN, TOKEN_BYTES = 16, 4096
 Answer = TypeVar("Answer")
@@ -46,8 +42,7 @@ class Transient(Exception):
         self.wait_s = min(wait_s or 0.0, LONGEST_WAIT_S)
 
 
-BACKOFF_S = 0.2
-"""Seconds; the wait before the n-th new try is half to all of this times 2 to the n."""
+BACKOFF_S = 0.2  # seconds; the wait before the n-th new try is half to all of this times 2 to the n
 
 
 async def retry(call: Callable[[], Awaitable[Answer]], attempts: int) -> Answer:
@@ -71,12 +66,10 @@ class HttpFault(Record):
     message: str
     status: int | None = None
     retry_after_s: float | None = None
-    connected: bool = True
-    """False if there was no connection to send the request over."""
+    connected: bool = True  # false if there was no connection to send the request over
 
 
-Line = tuple["AsyncClient", asyncio.Semaphore]
-"""The session of an event loop, and the semaphore of its requests."""
+Line = tuple["AsyncClient", asyncio.Semaphore]  # the session of an event loop, and the semaphore of its requests
 
 
 class HttpClient:

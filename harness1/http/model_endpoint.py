@@ -123,8 +123,7 @@ def restore(text: str) -> str:
     return text.translate(_OPENED)
 
 
-LEAST_REQUESTS = 64
-"""Requests to the model of a policy in flight in one process; more where more episodes are."""
+LEAST_REQUESTS = 64  # requests to the model of a policy in flight in one process; more where more episodes are
 REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
 """Statuses that a retry cannot change. A malformed answer has status 200 and is retried."""
 _TOO_LONG = re.compile(

@@ -26,10 +26,8 @@ KINDS = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-}
-"""Error types by status; other statuses below 500 are `invalid_request_error`, the rest `api_error`."""
-THOUGHTS = ("thinking", "redacted_thinking")
-"""Blocks in which another model reasoned; they are not shown to this one."""
+}  # error types by status; other statuses below 500 are `invalid_request_error`, the rest `api_error`
+THOUGHTS = ("thinking", "redacted_thinking")  # blocks in which another model reasoned; they are not shown to this one
 
 
 class _Block(msgspec.Struct):

@@ -24,8 +24,7 @@ from harness1.tools.tool import ToolSpec
 
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
-TopK = Annotated[int, Meta(ge=-1)]
-"""0 and -1: no bound."""
+TopK = Annotated[int, Meta(ge=-1)]  # 0 and -1: no bound
 Tokens = Annotated[int, Meta(ge=1, le=1 << 31)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Body = TypeVar("Body")
@@ -65,8 +64,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     top_p: TopP | None = None
     top_k: TopK | None = None
     max_tokens: Tokens | None = None
-    seed: Seed | None = None
-    """Not part of Anthropic's API: its clients send it as `extra_body`."""
+    seed: Seed | None = None  # not part of Anthropic's API: its clients send it as `extra_body`
     stream: bool = False
 
     def common(self) -> dict[str, Any]:
@@ -82,8 +80,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     must_call: bool = False
     """Require a call. A chat server may enforce it; a model sampled by ids may still answer in text."""
     one_call: bool = False
-    stream_usage: bool = False
-    """Report usage at the end of a stream. Anthropic's streams always do."""
+    stream_usage: bool = False  # report usage at the end of a stream. Anthropic's streams always do.
     token_ids: bool = False
 
     def characters(self) -> int:
@@ -105,10 +102,8 @@ class ChatReply(Record, kw_only=True):
     """The answer of a model; `reasoning` is set if a server returns it apart, `tokens` if the client asked for them."""
 
     call_id: str
-    model: str = ""
-    """The name that the client gave."""
-    created: int = 0
-    """Seconds since 1970."""
+    model: str = ""  # the name that the client gave
+    created: int = 0  # seconds since 1970
     text: str = ""
     reasoning: str = ""
     calls: tuple[Called, ...] = ()
@@ -162,8 +157,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-Event = tuple[str, dict[str, Any]]
-"""Name (or "") and data of an event of a stream."""
+Event = tuple[str, dict[str, Any]]  # name (or "") and data of an event of a stream
 
 
 class Dialect(NamedTuple):

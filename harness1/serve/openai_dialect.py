@@ -10,8 +10,7 @@ import msgspec
 from harness1.serve import chat
 from harness1.serve.service import Refused
 
-ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
-"""A call has one output; upstreams are never asked for more."""
+ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}  # A call has one output; upstreams are never asked for more
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **ONE_OUTPUT,
     "best_of": (1,),
@@ -79,8 +78,7 @@ class _Request(chat.Parameters, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     max_completion_tokens: chat.Tokens | None = None
     stream_options: _StreamOptions = _StreamOptions()
-    return_token_ids: bool = False
-    """An extension of vLLM."""
+    return_token_ids: bool = False  # an extension of vLLM
 
 
 def read(body: Mapping[str, Any]) -> chat.ChatRequest:

@@ -19,12 +19,10 @@ from harness1.retrieval.engines import remote
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.serve import service
 
-TOPK = 3
-"""Default number of passages for a query of Search-R1, as in its own server."""
+TOPK = 3  # default number of passages for a query of Search-R1, as in its own server
 LARGE_BODY, LARGE_LIST = 64 << 10, 1000
 """Bytes of a call, and hits it asks for, from which it is large: such calls have a line and an eighth of the places."""
-GRACE_S = 1.0
-"""Extra time for an engine to report that it missed its deadline."""
+GRACE_S = 1.0  # extra time for an engine to report that it missed its deadline
 
 Call = TypeVar("Call")
 Found = TypeVar("Found")

@@ -26,22 +26,14 @@ from harness1.errors import UsageError
 from harness1.retrieval.engines.remote import Failure
 from harness1.serve.service import RETRY_AFTER, ServiceLimits
 
-HEAD_BYTES = 8190
-"""Limit of the head of a request: the target, and names and values of headers."""
-IDLE_S = 30.0
-"""Time limit for a client to send a whole head, or to begin to take its answer."""
-PACE = 64 << 10
-"""Bytes of its answer that a client must take in each second after the first `IDLE_S`."""
-PRESSED_S = 5.0
-"""Time after which a client that the server waits for is closed if others need its room."""
-CROWDED = 0.75
-"""Share of open connections from which a connection is closed after its answer, to make room for others."""
-SMALL = 64 << 10
-"""Bytes of an answer that need no room: every connection may hold as much."""
-OWN_FILES = 512
-"""File descriptors reserved for the index (up to 16 segments of 25 files) and Python."""
-SHUTDOWN_S = 5
-"""Time limit of calls in flight when the server ends."""
+HEAD_BYTES = 8190  # limit of the head of a request: the target, and names and values of headers
+IDLE_S = 30.0  # time limit for a client to send a whole head, or to begin to take its answer
+PACE = 64 << 10  # bytes of its answer that a client must take in each second after the first `IDLE_S`
+PRESSED_S = 5.0  # time after which a client that the server waits for is closed if others need its room
+CROWDED = 0.75  # share of open connections from which a connection is closed after its answer, to make room for others
+SMALL = 64 << 10  # bytes of an answer that need no room: every connection may hold as much
+OWN_FILES = 512  # file descriptors reserved for the index (up to 16 segments of 25 files) and Python
+SHUTDOWN_S = 5  # time limit of calls in flight when the server ends
 PAUSE_S, SWEEP_S = 0.01, 0.5
 """Intervals between checks for room for a connection, and for clients that are to be cut off."""
 

@@ -27,12 +27,9 @@ RETRY_AFTER = {"Retry-After": "1"}
 LOCAL = ("localhost", "127.0.0.1", "::1")
 JSON = "application/json"
 CODINGS = ("gzip", "x-gzip", "deflate")
-STEP = 128 << 10
-"""Bytes that are inflated between two turns of the event loop."""
-SMALL = 64 << 10
-"""Bytes of a body that need no room: every connection may send as much."""
-PRESSED_S = 2.0
-"""Time after which a body that is still arriving is refused if others need its room, the slowest first."""
+STEP = 128 << 10  # bytes that are inflated between two turns of the event loop
+SMALL = 64 << 10  # bytes of a body that need no room: every connection may send as much
+PRESSED_S = 2.0  # time after which a body that is still arriving is refused if others need its room, the slowest first
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -42,27 +39,18 @@ class ServiceLimits(Record):
 
     body_bytes: int = 4 << 20
     body_s: float = 10.0
-    bodies_bytes: int = 128 << 20
-    """Bytes of the bodies above 64 KiB that are arriving or not answered yet, together."""
-    answer_bytes: int = 256 << 20
-    """Bytes of the answers above 64 KiB that clients have not taken yet, together."""
-    query_characters: int = 32_768
-    """Characters of a query or a pattern."""
-    prompt_characters: int = 4 << 20
-    """Characters of the messages and tools of one call to a model: a million tokens."""
-    id_characters: int = 131_072
-    """Characters of the id of a document or chunk."""
-    excluded: int = 200_000
-    """Excluded chunks of one call, summed over its queries."""
-    queries: int = 4096
-    """Queries of one call; the trainer of Search-R1 sends its whole batch at once, 2,560 by default."""
-    hits: int = 50_000
-    """Hits of one call, summed over its queries."""
+    bodies_bytes: int = 128 << 20  # bytes of the bodies above 64 KiB that are arriving or not answered yet, together
+    answer_bytes: int = 256 << 20  # bytes of the answers above 64 KiB that clients have not taken yet, together
+    query_characters: int = 32_768  # characters of a query or a pattern
+    prompt_characters: int = 4 << 20  # characters of the messages and tools of one call to a model: a million tokens
+    id_characters: int = 131_072  # characters of the id of a document or chunk
+    excluded: int = 200_000  # excluded chunks of one call, summed over its queries
+    queries: int = 4096  # queries of one call; the trainer of Search-R1 sends its whole batch at once, 2,560 by default
+    hits: int = 50_000  # hits of one call, summed over its queries
     running: int = 128
     waiting: int = 1024
     wait_s: float = 30.0
-    deadline_s: float = 120.0
-    """Upper limit of a client's deadline."""
+    deadline_s: float = 120.0  # upper limit of a client's deadline
     connections: int = 2048
 
 
@@ -204,8 +192,7 @@ class Access:
 @dataclass(eq=False)
 class _Body:
     began: float
-    time: asyncio.Timeout | None = None
-    """Its time limit; None once it is complete."""
+    time: asyncio.Timeout | None = None  # its time limit; None once it is complete
     size: int = 0
 
 

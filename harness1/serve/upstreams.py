@@ -39,14 +39,12 @@ class Asked(Record):
 
     sampling: Sampling
     prompt_ids: Ids = ()
-    past: str | None = None
-    """Digest of the messages before the output; None if its ids cannot be reused."""
+    past: str | None = None  # digest of the messages before the output; None if its ids cannot be reused
     tools: tuple[ToolSpec, ...] = ()
     grammar: Grammar | None = None
     one_call: bool = False
     body: dict[str, Any] | None = None
-    untrainable: str | None = None
-    """Why its tokens cannot be trained on, if known already."""
+    untrainable: str | None = None  # why its tokens cannot be trained on, if known already
 
 
 class Answered(Record, kw_only=True):
@@ -61,8 +59,7 @@ class Answered(Record, kw_only=True):
     finish_reason: str = ""
     actions: tuple[ToolCall, ...] = ()
     untrainable: str | None = None
-    message: dict[str, Any] | None = None
-    """The message as the server returned it."""
+    message: dict[str, Any] | None = None  # the message as the server returned it
 
 
 class TokenUpstream:

@@ -36,8 +36,7 @@ TOOK = {
     "wall_seconds": "seconds on the clock",
     "episode_seconds": "seconds of all episodes together",
     "cost": "dollars",
-}
-"""Resources with another name on the page."""
+}  # resources with another name on the page
 WORK = "machine."  # prefix of settings that do not affect episodes
 
 
