@@ -37,9 +37,8 @@ def fetched_models() -> Path:
 
 
 def model_folder(spec: str) -> Path:
-    """Return the folder of a model's files: a local one, one in an installed package, or a download from the hub.
-    Raises UsageError: there is no such model; MissingExtra: the hub's client is not installed; it comes with
-    sentence-transformers."""
+    """Return a model's folder: a local one, one in a package, or a download. Raises UsageError: there is no such model;
+    MissingExtra: without the hub's client, which comes with sentence-transformers."""
     if spec.startswith(PACKAGED):
         return _packaged_model(spec.removeprefix(PACKAGED))
     folder = Path(spec).expanduser()
@@ -72,8 +71,7 @@ def _packaged_model(module: str) -> Path:
 
 
 def folder_hash(folder: Path) -> str:
-    """Return the sha256 over the names and bytes of a model's files. If weights come in both formats, only safetensors
-    counts, because that is what is loaded."""
+    """Return the sha256 over the names and bytes of a model's files; of weights in both formats, safetensors counts."""
     files = [
         path
         for path in sorted(folder.rglob("*"))
@@ -99,8 +97,7 @@ def holds_adapters(folder: Path) -> bool:
 
 
 def base_name(folder: Path) -> str:
-    """Return how the adapters in a folder name their base, empty for a folder of whole weights; raise UsageError if
-    their configuration is damaged."""
+    """Return how adapters name their base, empty for whole weights. Raises UsageError: their card is damaged."""
     if not holds_adapters(folder):
         return ""
     with refusing(f"{folder / ADAPTER_CONFIG} is not a configuration of adapters"):
@@ -148,8 +145,7 @@ def checked_base(folder: Path) -> Path:
 
 
 def check_base(adapters: Path, opened: Path) -> None:
-    """Refuse a folder of adapters whose base is another model than that of an opened folder. Raises UsageError: it is,
-    or the first folder holds no adapters."""
+    """Raise UsageError if a folder holds no adapters, or those of another base than that of an opened folder."""
     if not holds_adapters(adapters):
         raise UsageError(f"{adapters} holds no adapters: it has no {ADAPTER_CONFIG}")
     base, wanted = base_folder(adapters), base_folder(opened)
@@ -158,9 +154,8 @@ def check_base(adapters: Path, opened: Path) -> None:
 
 
 def open_tensors(folder: Path, stack: ExitStack, framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:
-    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raise UsageError if the
-    folder holds no such model, or its files cannot be read; MissingExtra without safetensors, or without torch, which
-    only "pt" needs."""
+    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raises UsageError: it is
+    no such model, or cannot be read; MissingExtra: without safetensors, or without torch, which only "pt" needs."""
     with optional("train"):
         from safetensors import safe_open
 

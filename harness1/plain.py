@@ -43,8 +43,7 @@ DEEPEST = 16  # levels of nesting that are kept; no tool has arguments of more t
 
 
 def json_safe(value: Any, depth: int = 0) -> Any:
-    """Convert a value to plain JSON: text without lone surrogates, finite numbers, text keys, limited nesting. Anything
-    else is replaced by the name of its type."""
+    """Convert a value to plain JSON: safe text, finite numbers, few levels; or else to the name of its type."""
     match value:
         case None | bool():
             return value

@@ -114,8 +114,7 @@ def describe_recall(recalls: Collection[Sequence[float]]) -> str:
 
 
 class TrainingBoard(Board):
-    """Listens to a training run: `listen` is the `on_step` of a trainer that counts a `unit`, such as `batch`; `names`:
-    the values to show, the most interesting first."""
+    """Listens to a training run by `listen`, of steps that it calls `unit`; `names`: the values to show, best first."""
 
     def __init__(
         self,

@@ -115,8 +115,7 @@ def ablation_names(words: str) -> tuple[str, ...]:
 def run_ablations(
     evaluation: Evaluation, out: Path, words: str, allow_faults: int, *, force: bool, rescored: bool, as_json: bool
 ) -> None:
-    """Play an evaluation with and without mechanisms, and print the table. `words`: the argument of `ablation_names`;
-    `allow_faults`: as in `refuse_faults`, of all conditions together."""
+    """Play an evaluation with and without mechanisms (`words`, as in `ablation_names`), and print the table."""
     names = ablation_names(words)
     played = conditions(evaluation, names)
     numbers = count(1)

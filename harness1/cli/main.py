@@ -79,8 +79,7 @@ Misuse: Any = typer.BadParameter.__base__
 
 
 class Verb(TyperCommand):
-    """A verb that is imported when it is run or asked for its help; until then it is one line in the list of verbs.
-    `more`: verbs that take over where their name is the first argument."""
+    """A verb, imported when it is run or asked for its help. `more`: verbs that a first argument names instead."""
 
     def __init__(self, name: str, line: str, target: str, more: Mapping[str, Verb]) -> None:
         super().__init__(name, help=line, rich_markup_mode=None)

@@ -63,8 +63,7 @@ def print_table(
     numbers: Collection[int] | None = None,
     flexible: int | None = None,
 ) -> None:
-    """Print a table of plain text, ruled on a terminal. `numbers`: the columns flush right, by default all but the
-    first; `flexible`: the one that shrinks."""
+    """Print plain text in a table. `numbers`: columns flush right (default: not the first); `flexible`: it shrinks."""
     rows, console = list(rows), Terminal()
     ruled = console.is_terminal
     lengths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
@@ -132,8 +131,7 @@ def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
-    """Open the documents of a source, with a callback for the progress of their embeddings; show both, in a pipe as a
-    line every ten seconds, and print at the end what was left out."""
+    """Open the documents of a source, with a callback for their embeddings; show both, and print what was left out."""
     columns = (SpinnerColumn(), DESCRIPTION, MofNCompleteColumn(), TimeElapsedColumn())
     with _on_terminal(*columns, TextColumn("{task.fields[rate]}")) as progress:
         reading = progress.add_task(f"indexing {source.name}", total=None, rate="")

@@ -123,8 +123,7 @@ def watch_episode(query: str, console: Console, env: SearchEnv) -> Iterator[Call
 
 
 class Watcher:
-    """Prints each step of an episode of an environment. A call that repeats the one before, which pages through its
-    hits, is named by that, and a reason is printed once."""
+    """Prints each step of an episode; a call that repeats the one before is named by that, and a reason said once."""
 
     def __init__(self, env: SearchEnv, console: Console) -> None:
         self._env, self._console = env, console
@@ -176,8 +175,7 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
 
 
 def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files) -> None:
-    """Print the delivered set, ranked: of each document the whole path, or else its id, on a line that is never cut;
-    below it the tag, the title and a snippet."""
+    """Print the delivered set: of each document the whole path, or its id, on a line that is never cut."""
     number = f"\n{counted(len(episode.curated), 'document')}", "bold"
     console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
     for place in episode.curated:

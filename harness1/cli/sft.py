@@ -142,8 +142,7 @@ def print_card(card: DataCard, out: Path) -> None:
 def _student(
     config: Config, runs: Sequence[Path], chat_format: str, tokenizer: str, *, rerender: bool
 ) -> ChatFormat | None:
-    """Return the format for rendering again. A checkpoint must have been trained for the environment of the runs, from
-    which the rows come, even if the configuration describes another."""
+    """Return the format for rendering again, of the environment that the rows come from, that of the runs."""
     if not rerender:
         if chat_format or tokenizer:
             raise UsageError("--format and --tokenizer say how to render again: give --rerender too")

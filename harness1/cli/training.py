@@ -133,8 +133,7 @@ def _replace(settings: Any, path: list[str], value: Any) -> Any:
 
 
 def episode_batch(config: Config, length: int = 0, trained: int = 0) -> BatchSize:
-    """Return the largest forward pass of rows of episodes, of `length` tokens (0: the context window) with
-    `trained` trained ones (0: as many as its turns may write)."""
+    """Return the largest forward pass of rows of episodes (0: the context window, and as many as turns may write)."""
     length = length or config.env.context_window
     turns = config.env.rendering.epoch_turns if config.rl.rows == "epoch" else 1
     trained = min(trained or turns * config.env.generation_reserve, length - 1)
@@ -170,9 +169,8 @@ def count_launched() -> ProcessGroup:
 
 @contextmanager
 def lead_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
-    """Yield the group, in the process that leads it or is alone. The others follow until that one ends; they yield
-    None, when nothing is left to do. Without `joins`, for work that joins its processes itself, each yields its place
-    and a size of 1."""
+    """Yield the group, in the process that leads it or is alone; None in the others, which follow until that one ends.
+    Without `joins`, for work that joins its processes itself, each yields its place and a size of 1."""
     place = count_launched()
     with join_group(place if joins else dataclasses.replace(place, size=1)) as group:
         if joins and not group.leads:

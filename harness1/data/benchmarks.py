@@ -112,8 +112,7 @@ class _Page(msgspec.Struct):
 
 
 def page_id(where: str, address: Any) -> DocId:
-    """Return a page's address in one spelling, that of the web retriever: without a fragment. Raises CorpusError: it is
-    not the address of a page."""
+    """Return a page's address as the web retriever spells it. Raises CorpusError: it is no address of a page."""
     url = page_url(address) if isinstance(address, str) else None
     if url is None:
         raise CorpusError(f"{where}: {address!r} is not the address of a page")
@@ -208,10 +207,9 @@ ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.js
 
 
 def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
-    """Open BrowseComp-Plus (Chen et al. 2025): BrowseComp's questions over a fixed corpus, with judged documents; all
-    (`all`), or split as in the paper (`train`, `test`). Its authors ask that questions and answers never appear online
-    as plain text: answers that the user has decrypted by the benchmark's own script are read into `Gold`, and never
-    written."""
+    """Open BrowseComp-Plus (Chen et al. 2025), with judged documents in a fixed corpus; all, or split as in the paper.
+    Its authors ask that questions and answers never appear online as plain text: answers that the user has decrypted by
+    the benchmark's own script are read into `Gold`, and never written."""
     topics = tables.require_files(root, "questions", *TOPICS)[0]
     gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
     corpus = open_corpus(tables.require_files(root, "corpus", *CORPUS), fault)

@@ -63,8 +63,7 @@ def open_corpus(files: Sequence[Path], fault: Fault, spelling: Callable[[str], D
 
 
 def pool_documents(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
-    """Open documents that may each occur at several places. The first counts; others with different content are noted
-    in `problems`. `read`: starts a pass over all places."""
+    """Open documents that occur at several places; the first counts, and differing ones are noted in `problems`."""
 
     def documents() -> Iterator[Document]:
         problems.clear()
@@ -86,8 +85,7 @@ def document_of(chunk_id: str) -> DocId:
 
 
 def _join_chunks(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
-    """Yield the documents of chunks, which may come in any order: one is complete after its last chunk, so that memory
-    holds only incomplete ones."""
+    """Yield the documents of chunks in any order: one is complete after its last chunk, so that memory holds few."""
     named = make_each(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over)
     left = Counter(document_of(chunk_id) for _, chunk_id in named)
     incomplete: dict[DocId, list[tuple[str, tuple[int, ChunkId, str]]]] = {}
@@ -200,8 +198,7 @@ def gold_ids(gold: Gold | None) -> set[str]:
 
 
 def absent_gold(gold: Gold, absent: set[str]) -> str | None:
-    """Describe the gold that cannot be found if some ids are absent. A fact is present if one of its chunks is; where
-    facts are scored, documents follow from them."""
+    """Describe the gold that cannot be found if some ids are absent; a fact is there if one of its chunks is."""
     if gold.facts is None:
         return next((repr(name) for name in (*gold.relevant, *gold.answer_docs) if name in absent), None)
     gone = (fact for fact in gold.facts if all(chunk in absent for chunk in fact))

@@ -83,8 +83,7 @@ class Unreadable(Exception):
 
 
 class ReadApart:
-    """Reads files in another process, which starts with the first one, and again after one that ended it. `share`:
-    scales the processor time that a file may take. `memory`: in bytes, for one file."""
+    """Reads files in another process, begun again after one that ended it. `share`: scales the time for a file."""
 
     def __init__(self, share: float = 1.0, memory: int = MEMORY) -> None:
         self._share, self._memory = share, memory
@@ -98,8 +97,7 @@ class ReadApart:
         self._end()
 
     def read(self, kind: str, data: bytes) -> tuple[str, str]:
-        """Return the title and the text of a file. `kind`: html or pdf. Raises Unreadable: the file is broken, or takes
-        too much time or memory."""
+        """Return title and text of html or pdf. Raises Unreadable: it is broken, or takes too much time or memory."""
         seconds = self._share * min(SECONDS + SECONDS_PER_MIB * len(data) / (1 << 20), MOST_SECONDS)
         line = self._line or self._begin()
         try:
@@ -137,8 +135,7 @@ class ReadApart:
 
 
 def serve(descriptor: int, memory: int) -> None:
-    """Answer with the content of files until the connection is closed, within the memory. A file that takes more than
-    its time ends the process, even if nobody is left to wait for it."""
+    """Answer with the content of files until the connection is closed; one that takes too long ends the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ValueError):  # macOS has no such limit, and a lower one is there to stay
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -227,8 +224,7 @@ def state(path: Path) -> str:
 
 
 def find_texts(path: Path, problem: Problem, *, follow_links: bool = False) -> Iterator[str]:
-    """Yield the paths of the files of a known kind, relative, with forward slashes. A folder that links reach twice is
-    entered once."""
+    """Yield the relative paths of the files of a known kind. A folder that links reach twice is entered once."""
     root, entered = os.path.realpath(path), set()
     folders = [(0, "")]
     while folders:

@@ -108,8 +108,7 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
 
 
 def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInfo:
-    """Take documents out of the index in a folder. Raises CorpusError: the folder holds no index, or none of the
-    documents."""
+    """Take documents out of the index in a folder. Raises CorpusError: it is no index, or has none of the documents."""
     open_index(out)
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
@@ -121,8 +120,7 @@ def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInf
 
 @contextmanager
 def _changing(stage: Stage, out: Path) -> Iterator[None]:
-    """Mark the index as under way, so that a killed command leaves no card that calls it finished. A change that fails
-    leaves the index as it was, and restores the earlier card."""
+    """Mark the index as under way, lest a killed command leave it finished; a change that fails restores the card."""
     before = read_stage(out)
     with writing(out), ExitStack() as restoring:
         stage.write(out)
@@ -139,8 +137,7 @@ def _finish(stage: Stage, out: Path, info: IndexInfo, left_out: int, corpus: str
 
 
 def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
-    """Return the facts about the index in a folder, if its card says that it is finished, and is the card of it; if
-    `whole`, only if no document was left out."""
+    """Return the facts about a finished index, if its card is its own; if `whole`, only if no document was left out."""
     if not stage.is_done(out) or (whole and left_out_of(out)):
         return None
     info, card = open_index(out).info, read_stage(out)
@@ -179,8 +176,7 @@ def _refuse_loss(source: Source, out: Path, config: Config) -> None:
 
 
 def files_of(index: str) -> Files:
-    """Return a function that finds the file of a document of an index, which may be an engine; it finds none where the
-    index was not made from a folder of texts on this machine."""
+    """Return what finds the file of a document of an index, made from a folder of texts on this machine."""
     corpus = None if is_engine(index) else corpus_of(Path(index))
     folder = Path(corpus) if corpus else None
 

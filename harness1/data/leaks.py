@@ -124,8 +124,7 @@ def evaluation_sets(
 
 
 class Leak(NamedTuple):
-    """What a task gives away: the evaluation task that asks the same, and the one that has the same gold set; "" where
-    there is none."""
+    """What a task gives away: the evaluation task that asks the same, and the one of the same gold set; "" for none."""
 
     near: str
     gold: str
@@ -260,9 +259,8 @@ def open_filter(
     against: Sequence[str] = (),
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> TaskFilter:
-    """Return the filter for learning from some datasets. `taught`: the splits to learn from, as (name of the dataset,
-    split). `against`: further sets, as `evaluation_sets` reads them. Raises UsageError: a set does not exist, or
-    nothing is compared because `data.leaks` is "keep"."""
+    """Return the filter for learning from the `taught` splits, (dataset, split), of some datasets. Raises UsageError: a
+    set of `against` does not exist, or nothing is compared because `data.leaks` is "keep"."""
     if data.leaks == "keep" and against:
         raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")
     sets = evaluation_sets(sources, against, taught) if data.leaks != "keep" else ()

@@ -52,8 +52,7 @@ def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refu
 
 
 def write_qrels(path: Path, relevant: Mapping[str, Mapping[DocId, int]]) -> None:
-    """Write graded documents of tasks, in the order given. Raises UsageError: an id holds white space or is empty, or
-    the file cannot be written."""
+    """Write graded documents of tasks, in the order given; raises as `write_run`."""
     graded = ((task_id, *pair) for task_id, found in relevant.items() for pair in found.items())
     _write(path, ((task_id, 0, doc_id, grade) for task_id, doc_id, grade in graded))
 
@@ -139,9 +138,8 @@ def _document(where: str, block: str) -> Document:
 
 
 def _fields(block: str) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the name of each field that has a closing tag, in lower case, and where its opening tag begins and ends and
-    its closing tag begins and ends. One regular expression for this would take the square of the time where tags are
-    not closed."""
+    """Yield the name of each closed field in lower case, and where its opening and its closing tag begin and end. One
+    regular expression for this would take the square of the time where tags are not closed."""
     closings: dict[str, list[int]] = {}
     for found in _CLOSING.finditer(block):
         closings.setdefault(found[1].lower(), []).append(found.start())
@@ -181,8 +179,7 @@ def splits(folder: Path) -> tuple[str, ...]:
 
 
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of all files. Raises CorpusError: a document is broken or repeats an id, unless `fault` lets
-    it pass."""
+    """Yield all documents. Raises CorpusError: one is broken or repeats an id, unless `fault` lets it pass."""
 
     def read(path: Path) -> Iterator[tuple[str, Document]]:
         if path.name.removesuffix(".gz").endswith(".jsonl"):

@@ -181,8 +181,7 @@ class Walker:
 
 
 def questions(walker: Walker, rng: random.Random, wanted: int) -> Iterator[WorldQuestion]:
-    """Yield different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as the world
-    allows: more than `wanted`, except in a small world."""
+    """Yield different questions, as evenly over 1 to 4 hops and the kinds of starting entities as the world allows."""
     pools = list(kind_ranges(len(walker.entities)).values())
     found: set[tuple[int, tuple[Hop, ...]]] = set()
     for attempt in range(40 * wanted + 400):
@@ -214,8 +213,7 @@ def questions_about_people(walker: Walker, rng: random.Random) -> Iterator[World
 
 
 def by_split(found: Iterable[WorldQuestion], wanted: Mapping[str, int]) -> dict[str, list[WorldQuestion]]:
-    """Divide questions among splits of the sizes wanted, in their order, until all are full. Questions with the same
-    evidence go to one split, that of the first; what it has no room for is left out."""
+    """Divide questions among splits of the sizes wanted until all are full; equal evidence goes to one split."""
     owner: dict[frozenset[int], str] = {}
     splits: dict[str, list[WorldQuestion]] = {split: [] for split in wanted}
     for question in found:
@@ -283,8 +281,7 @@ class SyntheticWorld:
 
     @cached_property
     def tasks(self) -> dict[str, list[Task]]:
-        """Return the tasks of every split. No chain of facts is asked for twice, and no two splits share a set of
-        evidence."""
+        """Return the tasks of every split; no chain of facts is asked for twice, and no splits share evidence."""
         held_out = min(HELD_OUT_CAP, self.size // 4)
         wanted = {"dev": held_out, "test": held_out, "train": min(TRAIN_CAP, self.size)}
 
@@ -310,10 +307,9 @@ class SyntheticWorld:
 
 
 def world_source(size: int, seed: int = 0, about: str = "") -> Source:
-    """Open a synthetic world as a source of `size` documents. Dev and test have up to min(1000, size // 4) tasks each
-    and train up to min(8000, size); of fewer questions, dev and test get a sixth each. `about`: `people` for questions
-    that two documents answer together, the second of which, of a person, they do not name ("In which year was the
-    founder of Velmark Glass born?"). Raises UsageError: `size` is below 20."""
+    """Open a synthetic world of `size` documents. Dev and test have up to min(1000, size // 4) tasks each and train up
+    to min(8000, size); of fewer questions, dev and test get a sixth each. `about`: `people` for questions that two
+    documents answer, the second of which they do not name. Raises UsageError: `size` is below 20."""
     world = SyntheticWorld(size, seed, about)
     name, label = "-".join(map(str, filter(None, (f"world-{size}-{seed}", about)))), "a synthetic world"
     return Source(

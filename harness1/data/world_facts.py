@@ -63,8 +63,7 @@ SHARES: dict[Kind, float] = {
 @dataclass(frozen=True, slots=True)
 class Entity:
     """One thing of the world. `facts` maps a relation to the index of another entity, or to a plain value. `style`
-    seeds the wording of its document: look-alikes share it. `model` is the index of the entity that this one resembles:
-    its document is worded the same and differs in numbers, dates or a negation."""
+    seeds the wording of its document, which it shares with its look-alike, `model`."""
 
     index: int
     kind: Kind
@@ -113,8 +112,7 @@ SEXES = ("she", "he")
 
 
 class Casting:
-    """Invents the entities of a world, in the order of their indices, without relations but for the company of a
-    filing. Names differ by more than case and accents."""
+    """Invents the entities of a world, without relations. Names differ by more than case and accents."""
 
     def __init__(self, ranges: dict[Kind, range], seed: int) -> None:
         self.seed, self.ranges, self.taken = seed, ranges, set[str]()
@@ -201,8 +199,7 @@ class Casting:
         return Entity(index, "filing", name, name, style, facts)
 
     def _patent(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
-        """Return a patent. Two of five continue the one before: the same title and wording, another number, and another
-        year or an objection where there was none."""
+        """Return a patent. Two of five continue the one before: they differ in number, and in year or an objection."""
         number = f"patent KX{4_000_000 + index * 7 + below(rng, 7)}"
         self._claim(number)
         if previous and previous.model is None and rng.random() < 0.4:

@@ -132,8 +132,7 @@ def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, 
 
 
 def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
-    """Return both runs with their ranked sets cut, task by task, to the smallest that any sample of either delivered.
-    Tasks not scored in both are unchanged."""
+    """Return both runs with their sets cut, task by task, to the smallest that any sample of either delivered."""
 
     def find_least(run: Run, task_id: str) -> int:
         whole = [each for each in run.samples.get(task_id, ()) if each.status is not Status.INFRA_ERROR]

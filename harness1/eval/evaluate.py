@@ -70,8 +70,7 @@ class Evaluation:
         return self.samples * len(self.tasks)
 
     def check(self) -> None:
-        """Check that there is something to run, to score and to find. Raises UsageError: there is no task, a task has
-        no gold, or the index is of another corpus."""
+        """Raise UsageError if there is no task, a task has no gold, or the index is of another corpus."""
         if not self.tasks:
             raise UsageError(f"{self.dataset} has no tasks in split {self.split}")
         unit = self.config.index.unit
@@ -152,10 +151,8 @@ def evaluate(
     """Play the episodes that `out` does not hold yet, then write and return the metrics, shares of 1 unless a name says
     otherwise, with the bounds of 95 % bootstrap intervals over tasks. The same call resumes an interrupted evaluation.
     `on_start`: gets the number of finished episodes and that of all; then, if there is something to run, `on_earlier`
-    each finished one, and `on_episode` each as it finishes. `on_torn`: gets the bytes of a torn last line. Raises
-    UsageError: as `Evaluation.check`, or the folder holds a different run, is written by another process, or cannot be
-    written; InfrastructureFault: a worker died; KeyboardInterrupt: with a note that the same command continues the
-    run."""
+    each finished one, and `on_episode` each as it finishes. Raises UsageError: as `Evaluation.check`, or the folder
+    holds a different run, is written by another process, or cannot be written; InfrastructureFault: a worker died."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
     stage = runs.refuse_other_run(evaluation.stage(), out)

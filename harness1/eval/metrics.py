@@ -115,8 +115,7 @@ def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = No
 
 
 class Tokens(Record):
-    """Token counts over all calls of an episode. `prefill`: prompt tokens that a cache of the previous call (prompt and
-    output) does not hold. `exact`: true if no count is an estimate."""
+    """Token counts over all calls of an episode. `prefill`: what no cache holds. `exact`: no count is an estimate."""
 
     prompt: int
     prefill: int

@@ -46,8 +46,7 @@ def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
 def write_outputs(
     out: Path, episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, metrics: Mapping[str, Any]
 ) -> bool:
-    """Write all files except the provenance and the report; return whether ids had to be encoded in the TREC runs.
-    `episodes`: the last one of each task and sample, in their order."""
+    """Write all files but the provenance and the report; return whether ids had to be encoded in the TREC runs."""
     write_json(out / runs.METRICS, metrics)
     write_json(out / runs.RESOURCES, resources(episodes, config, runs.wall_seconds(runs.read_provenance(out))))
     write_atomically(out / runs.TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
@@ -136,8 +135,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> str:
-    """Return rows under their headings as comma-separated values (RFC 4180). A text that a spreadsheet would evaluate
-    is prefixed with an apostrophe."""
+    """Return comma-separated values (RFC 4180), in which what a spreadsheet would evaluate has an apostrophe."""
 
     def escape(cell: str | float) -> str | float:
         return f"'{cell}" if isinstance(cell, str) and cell.lstrip("' ").startswith(FORMULA) else cell

@@ -162,8 +162,7 @@ class Run:
 
     @cached_property
     def known_gold(self) -> tuple[dict[TaskKey, Gold], list[str]]:
-        """The gold of its tasks without secret answers, empty if a dataset cannot be opened, and a line for what is
-        missing or has changed, with the consequences for the reader."""
+        """The gold of its tasks without secret answers, and lines that say what is missing or has changed."""
         if not self.split or not all(self.datasets):
             return {}, ["Its card names no dataset and split: there are no gold marks and no recall."]
         try:

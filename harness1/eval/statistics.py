@@ -85,10 +85,9 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples:
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> float:
-    """Return the two-sided p-value of a difference between two runs (Fisher's randomisation test; Smucker, Allan and
-    Carterette 2007): how often the mean of `a[task] - b[task]` is at least as far from 0 when the sign of each
-    difference is drawn at random. Over all signs, and so exact, if there are at most `resamples` of them; else (count +
-    1) / (resamples + 1). Raises UsageError: the runs are not of the same tasks."""
+    """Return the two-sided p-value of a difference (Fisher's randomisation test; Smucker, Allan and Carterette 2007):
+    how often the mean of `a[task] - b[task]` is at least as far from 0 under random signs; over all signs if there are
+    at most `resamples`, else (count + 1) / (resamples + 1). Raises UsageError: the runs are not of the same tasks."""
     if resamples < 1:
         raise UsageError(f"a randomisation test needs at least one resample, not {resamples}")
     differences = _differences(a, b)

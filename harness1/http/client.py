@@ -96,8 +96,7 @@ class HttpClient:
     async def exchange(
         self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes. It
-        is not inflated, because its size would have no bound."""
+        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes."""
         from httpx import DecodingError
 
         (session, _), url = await self._line(), self.url + path

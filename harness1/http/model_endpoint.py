@@ -113,8 +113,7 @@ _OPENED = str.maketrans({alike: opening for opening, alike in _LOOK_ALIKE.items(
 
 
 def defuse(text: str) -> str:
-    """Return a text that can neither close the tags around it nor contain a control token of a chat format: characters
-    that could open one are replaced by look-alikes."""
+    """Return a text that can neither close tags around it nor hold control tokens: what opens them has look-alikes."""
     return _OPENING.sub(lambda found: _LOOK_ALIKE[found[0]], utf8_safe(text))
 
 
@@ -140,8 +139,7 @@ _ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is 
 
 class ModelEndpoint:
     """The server of a language model, usable from any event loop: an address up to and including `/v1`, a bearer token,
-    and limits of the seconds of a try, of tries, and of requests in flight per loop. Raise ConfigError if URL or key
-    are not usable, or both hold a secret."""
+    and limits for a loop. Raise ConfigError if URL or key are not usable, or both hold a secret."""
 
     def __init__(
         self, url: str, key: str = "", timeout_s: float = 60.0, attempts: int = 3, concurrency: int = 16

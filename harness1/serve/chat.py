@@ -182,8 +182,7 @@ class Dialect(NamedTuple):
 
 
 def extend_past(past: str, message: ChatMessage) -> str:
-    """Return the digest of the messages before a position and of one more, without what clients rewrite (arguments,
-    outer whitespace); "" stands for no messages."""
+    """Return the digest of the messages before and of one more, without what clients rewrite; "" is for no messages."""
     ids = [call.call_id for call in message.calls]
     return digest([past, message.role, message.text.strip(), ids, message.answers])
 
@@ -224,8 +223,7 @@ class Memory:
                 self._ids -= len(forgotten.ids)
 
     def recall(self, session: str, past: str, message: ChatMessage) -> Ids | None:
-        """Return the sampled ids of a message; None if it was not sampled here, or was edited. A text is looked up by
-        its past, then anywhere in the session. A client may leave out the text beside calls."""
+        """Return the sampled ids of a message, by its past, or anywhere in the session; None if it was edited."""
         text = message.text.strip()
         keys = [_call_key(message.calls)] if message.calls else _text_keys(session, past, text)
         with self._lock:
@@ -299,15 +297,13 @@ def _pieces(
 
 
 def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
-    """Return a piece whose text ends with a line break, because a format may write more after it. The key includes the
-    role, because a format may write the same text differently in each."""
+    """Return a piece, keyed by its role too, whose text ends with a line break: a format may write more after it."""
     closed = f"{text}\n" if text and not text.endswith("\n") and role != "user" else text
     return Piece(f"{role}#{text_digest(closed)}", role, closed, shows=shows)
 
 
 def _write_ids(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
-    """Yield a message that was not sampled here as outputs of the format, one for each call, since no format writes
-    several calls in an output."""
+    """Yield a message that was not sampled here as outputs, one for each call, since no format writes several."""
     text = message.text
     if not message.calls:
         final = CHANNEL in chat.tokenizer.control

@@ -246,9 +246,8 @@ def serve(
     on_ready: Callable[[int], None] = lambda _: None,
     around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
-    """Serve an application until SIGTERM or Ctrl-C, within what `around` makes and with as many open files as the
-    system allows; `on_ready` gets the port (for 0, of the system's choice) once connections are accepted. Raise
-    UsageError if nothing can listen there."""
+    """Serve an application until SIGTERM or Ctrl-C, within what `around` makes; `on_ready` gets the port once
+    connections are accepted. Raise UsageError if nothing can listen there."""
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[None]:

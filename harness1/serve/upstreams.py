@@ -63,8 +63,7 @@ class Answered(Record, kw_only=True):
 
 
 class TokenUpstream:
-    """A backend and its chat format. `policy.constrained` enforces calls; `tool_choice = required` alone does not.
-    `policy` and `env.generation_reserve` supply parameters that a call leaves out."""
+    """A backend and its chat format. `policy.constrained` enforces calls; `tool_choice = required` alone does not."""
 
     def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
         self._name, self._model, self._chat = name, model, chat
@@ -100,9 +99,8 @@ class TokenUpstream:
         return Asked(sampling, prompt_ids, past, tools, grammar, request.one_call)
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """Execute a call, which can be cancelled; an output without a call is returned as text. Raise
-        InfrastructureFault if the upstream failed, Refusal if it refuses this call, and UsageError if it refuses every
-        call, or we this one."""
+        """Execute a call; an output without a call is returned as text. Raise InfrastructureFault if the upstream
+        failed, Refusal if it refuses this call, and UsageError if it refuses every call, or we this one."""
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
         actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
@@ -279,9 +277,8 @@ Upstream = TokenUpstream | ChatUpstream
 
 
 def open_upstream(spec: str, config: Config) -> Upstream:
-    """Open the upstream of a proxy: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model that is sampled by token ids
-    (`hf:PATH`, `vllm:PATH`, `vllm:MODEL@URL`, `sglang:MODEL@URL`). Raise UsageError if it does not exist or cannot be
-    loaded, and as `open_backend` does."""
+    """Open the upstream of a proxy: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model that is sampled by token ids.
+    Raise UsageError if it does not exist or cannot be loaded, and as `open_backend` does."""
     if spec.startswith(("http://", "https://")):
         return ChatUpstream(spec, "", config)
     try:

@@ -82,8 +82,7 @@ _AROUND = " ,.;:?!'\"()“”’"
 
 
 def _names_from(words: list[str], at: int) -> Iterator[tuple[str, int]]:
-    """Yield what may be a name and begins with a word, the longest first, with its number of words; one word alone is a
-    name only with a capital letter or a digit."""
+    """Yield what may be a name from a word on, the longest first; one word alone needs a capital letter or a digit."""
     for size in range(min(WORDS, len(words) - at), 0, -1):
         name = " ".join(words[at : at + size]).strip(_AROUND)
         if name and (size > 1 or name != name.lower() or any(map(str.isdigit, name))):

@@ -45,8 +45,7 @@ class Made(msgspec.Struct):
 
 def make_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
     """Yield every recorded episode of the run of that number; a key may come again, and its last episode counts.
-    `wants`: whether an episode is viewed or only listed. `workers`: number of processes; 0 for one per core. Raises
-    SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
+    `workers`: 0: one per core. Raises SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
     items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
     batches = iter(lambda: list(islice(items, BATCH)), [])
     few = (run.folder / EPISODES).is_file() and (run.folder / EPISODES).stat().st_size < WORTH_A_POOL
@@ -224,8 +223,7 @@ def _tags(
 
 
 def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
-    """Write the viewer file of a run folder, unless it exists, with the episodes of the worst and the best tasks, since
-    replaying all would take as long as the evaluation. Raises as `write_view`."""
+    """Write the viewer file of a run, unless it exists, with its worst and best tasks alone, which is soon done."""
     if (folder / VIEW).is_file():
         return
     worst, best = read_report(folder, tasks).worst_and_best
