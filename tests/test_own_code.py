@@ -211,15 +211,6 @@ def test_what_cannot_be_found_by_its_name_is_refused_with_the_reason() -> None:
         h.Env(reward=[lambda case: 0.0])
 
 
-def test_a_policy_with_a_state_plays_here_and_not_in_other_processes() -> None:
-    made = example("own_policy").FirstHits()
-    made.patience = 3
-    data = example("own_dataset").DATA
-    assert len(h.evaluate(h.Env(), data, policy=made, limit=1).episodes) == 1
-    with pytest.raises(UsageError, match="has a state of its own, which does not travel to worker processes"):
-        h.evaluate(h.Env(), data, policy=made, workers=2)
-
-
 def test_an_evaluation_runs_where_a_notebook_has_its_event_loop() -> None:
     async def cell() -> int:
         return len(h.evaluate(h.Env(), example("own_dataset").DATA, policy=example("own_policy").FirstHits()).episodes)
@@ -448,30 +439,24 @@ def test_a_retriever_that_returns_nonsense_is_a_fault_and_a_document_counts_once
         run(retriever.search([SearchRequest("nan", 5)]))
 
 
-def test_a_tool_may_not_call_its_parameters_as_tools_of_the_memory_do() -> None:
+def test_the_schema_of_a_tool_holds_the_classes_of_its_parameters_and_odd_ones_are_refused() -> None:
     def shell(env: str, command: str) -> str:
         """Run a command."""
         return env + command
 
-    with pytest.raises(UsageError, match="calls a parameter 'env'"):
-        h.tool(shell)
-
-
-def test_the_schema_of_a_tool_holds_the_classes_that_its_parameters_name() -> None:
     def book(room: Room) -> str:
         """Book a room."""
         return room.name
 
-    schema = build_tool(text_tool(book), Config().env).spec.parameters
-    assert schema["properties"]["room"] == {"$ref": "#/$defs/Room"}
-    assert schema["$defs"]["Room"]["properties"]["beds"]["type"] == "integer"
-
-
-def test_a_tool_whose_parameter_has_no_schema_is_refused() -> None:
     def odd(words: list[str] = ["a"]) -> str:  # noqa: B006
         """Do something odd."""
         return words[0]
 
+    schema = build_tool(text_tool(book), Config().env).spec.parameters
+    assert schema["properties"]["room"] == {"$ref": "#/$defs/Room"}
+    assert schema["$defs"]["Room"]["properties"]["beds"]["type"] == "integer"
+    with pytest.raises(UsageError, match="calls a parameter 'env'"):
+        h.tool(shell)
     with pytest.raises(UsageError, match="the tool odd cannot be described to a policy"):
         build_tool(text_tool(odd), Config().env)
 

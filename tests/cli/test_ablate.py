@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from harness1.cli.evaluate import ablation_names, print_ablations
-from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, cells
-from harness1.eval.statistics import Interval
+from harness1.cli.evaluate import ablation_names
+from harness1.eval.ablations import ABLATIONS, AblationTable
 from tests.cli.commands import Command
 from tests.eval.run_folders import write_beir
 
@@ -47,24 +44,6 @@ def test_all_stands_for_every_ablation() -> None:
     assert sorted(ablation_names("review, all")) == sorted(ABLATIONS)
 
 
-def test_no_number_of_the_table_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    change = Interval(-1.25, -1.75, -1.0)
-    line: Any = {"recall": 0.5, "answer_recall": 0.5, "search_share": 1.0, "turns": 140.5, "set_size": 30.0, "p": 0.001}
-    line |= {"change": change, "answer_change": change, "base_recall": 1.0, "base_answer_recall": 1.0, "paired": 1000}
-    conditions = tuple(Condition(name=name, hard_failures=1000, **line) for name in ("base", *ABLATIONS))
-    table = AblationTable(
-        dataset="n[/x]:tea:", split="test", policy="p", tasks=1000, samples=1, seed=0, conditions=conditions
-    )
-    print_ablations(table, Path("out[/x]:tea:"))
-    shown = capsys.readouterr().out.splitlines()
-    rows = list(cells(table))
-    assert [line.split() for line in shown[2 : 2 + len(rows)]] == [" ".join(row).split() for row in rows]
-    assert shown[3].split()[:7] == ["importance_tags", "0.500", "0.500", "-125.0", "-175.0", "to", "-100.0"]
-    assert shown[0].startswith("p on n[/x]:tea:/test, 1000 tasks")
-    assert shown[-1] == "Everything is in out[/x]:tea:."
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -81,16 +60,10 @@ def test_what_cannot_be_done_is_one_clear_line(harness1: Command, arguments: tup
     assert (failed.code, word in failed.err.splitlines()[-1]) == (2, True), failed.err
 
 
-def test_a_limit_beyond_the_tasks_is_told(harness1: Command) -> None:
-    done = harness1("eval", "world:60", "--limit", "5000", "--policy", "single-shot", "--out", "out", "--json", *QUICK)
-    tasks = json.loads(done.out)["tasks"]
-    assert f"harness1: world-60-0 has {tasks} tasks in split test, not 5000" in done.err
-
-
 def test_ids_with_white_space_do_not_stop_a_run(harness1: Command, tmp_path: Path) -> None:
     write_beir(tmp_path / "data", CORPUS, {"q 1": "How hot is green tea?"}, {"tea leaves": 1}, "test")
-    done = harness1("eval", "data", "--out", "out", *QUICK)
-    assert done.code == 0, done.err
+    done = harness1("eval", "data", "--out", "out", "--limit", "50", *QUICK)
+    assert (done.code, "harness1: data has 1 tasks in split test, not 50" in done.err) == (0, True), done.err
     assert "all are percent-encoded" in " ".join(done.out.split())
     assert "q%201 Q0 tea%20leaves 1 " in (tmp_path / "out" / "curated.trec").read_text()
     assert harness1("eval", "data", "--out", "other", "--policy", "oracle", "--json", *QUICK).code == 0

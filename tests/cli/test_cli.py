@@ -58,19 +58,6 @@ def test_searches_share_a_folder_only_under_one_configuration(harness1: Command)
     assert "another run" in run_of("--out", "fixed", "--set", "env.max_turns=5")
 
 
-def test_an_evaluation_is_not_done_twice_nor_mixed_with_another_unless_forced(harness1: Command, home: Path) -> None:
-    arguments = ["eval", "world:60", "--out", "run", "--cache", "cache", "--limit", "2", "--json", "--policy"]
-    metrics = json.loads(harness1(*arguments, "oracle").out)
-    assert (metrics["tasks"], metrics["curated_recall"].keys()) == (2, {"mean", "low", "high"})
-    assert json.loads((home / "run" / "metrics.json").read_text()) == metrics
-    written = (home / "run" / "episodes.jsonl").stat().st_mtime_ns
-    assert json.loads(harness1(*arguments, "oracle").out) == metrics
-    assert (home / "run" / "episodes.jsonl").stat().st_mtime_ns == written
-    other = harness1(*arguments, "random")
-    assert (other.code, "policy" in other.err) == (2, True)
-    assert harness1(*arguments, "random", "--force").code == 0
-
-
 @pytest.mark.slow
 def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(harness1: Command, home: Path) -> None:
     record = home / "cut" / "episodes.jsonl"
@@ -122,14 +109,6 @@ def test_a_killed_evaluation_leaves_no_process_behind(home: Path) -> None:
 def test_wrong_use_exits_with_2_and_names_the_cause(harness1: Command, arguments: list[str], word: str) -> None:
     failed = harness1(*arguments)
     assert (failed.code, word in failed.err, "Traceback" in failed.err) == (2, True, False), failed.err
-
-
-def test_a_run_is_not_written_among_other_files(harness1: Command, home: Path) -> None:
-    (home / "mine.d").mkdir()
-    (home / "mine.d" / "letter.txt").write_text("Dear reader")
-    for verb in (["eval", "world:60", "--cache", "cache"], ["search", "q", "--index", "world"]):
-        assert "choose another --out" in harness1(*verb, "--out", "mine.d").err
-    assert [path.name for path in (home / "mine.d").iterdir()] == ["letter.txt"]
 
 
 def test_a_torn_last_line_is_told(harness1: Command, home: Path) -> None:

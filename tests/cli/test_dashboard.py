@@ -106,14 +106,6 @@ def test_a_row_that_has_nothing_to_say_is_not_there() -> None:
     assert [line.strip("│ ").split() for line in rows] == [["values", "loss", "2"]], "a trend needs more steps"
 
 
-def test_a_validation_is_kept_apart() -> None:
-    board = TrainingBoard("sft", "step", ("nll", "loss"), None, Clock(), hidden=True)
-    for step, values in enumerate(({"held_out/nll": 3.5}, {"loss": 2.0}, {"held_out/nll": 1.5}, {"loss": 1.0})):
-        board.listen(step, 10, values)
-    shown = dict(board.view()[0])
-    assert (shown["values"], shown["held out"]) == ("loss 1", "nll 1.5 (step 2)")
-
-
 def test_episodes_are_counted_with_what_failed_in_them() -> None:
     board = EvaluationBoard("run", {**dict.fromkeys("abcd", GOLD), "e": None}, None, Clock(), hidden=True)
     assert dict(board.view()[0])["failures"] == "none"

@@ -100,17 +100,6 @@ def test_a_search_by_a_local_model_is_recorded_token_by_token_and_viewed_as_it_w
         assert shown["turns"][0]["calls"][0]["output"] == source.tokenizer.decode(calls[0].output_ids)
 
 
-def test_a_search_prints_one_object_and_is_the_same_with_the_same_seed(harness1: Command) -> None:
-    def found(out: str, *options: str) -> tuple[dict[str, object], list[tuple[int, ...]]]:
-        ended = harness1(*search(out, "hf:model", "--json", *options))
-        assert (ended.code, ended.err) == (0, "")
-        words = [made.output_ids for episode in read_episodes(Path(out)) for made in calls_of(episode)]
-        return json.loads(ended.out) | {"run": ""}, words
-
-    assert found("one") == found("two")
-    assert found("one")[1] != found("three", "--seed", "2")[1]
-
-
 def test_the_tokens_of_a_run_are_computed_again(harness1: Command, searched: Path) -> None:
     ended = harness1("replay", "run", "--model", "model")
     assert ended.out.startswith("1 episode, "), ended

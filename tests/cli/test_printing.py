@@ -20,7 +20,7 @@ from rich.text import Text
 
 from harness1.cli.evaluate import print_answers
 from harness1.cli.printing import print_json, program, put, say
-from harness1.cli.progress import Terminal, print_table
+from harness1.cli.progress import Terminal
 from harness1.cli.search import AGAIN, Watcher, show_result
 from harness1.episodes.rollout import rollout
 from harness1.plain import printable
@@ -68,13 +68,6 @@ def test_all_output_goes_through_one_place(path: Path) -> None:
         return
     allowed = ["stderr"] if path == PACKAGE / "cli" / "main.py" else []  # which closes it
     assert [name for name in writers_in(path) if name not in allowed] == []
-
-
-def test_the_search_for_writers_finds_them(tmp_path: Path) -> None:
-    lines = "print(1)|from rich import print|Console()|sys.stdout.write('a')|Text.from_markup('a')|Progress()"
-    for line in f"{lines}|console.print('a', markup=True)".split("|"):
-        (tmp_path / "a.py").write_text(line)
-        assert writers_in(tmp_path / "a.py"), line
 
 
 @given(st.text(st.characters(), max_size=40))
@@ -228,27 +221,12 @@ def test_differences_have_a_sign_and_names_are_no_markup(capsys: pytest.CaptureF
     assert "4 tasks; 2 answers cut off. Everything is in out[/x]:tea:." in shown
 
 
-def test_cells_of_a_table_on_a_terminal_are_no_markup(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    print_table(("name",), [("[/x]:tea:",)])
-    assert "[/x]:tea:" in capsys.readouterr().out
-
-
 def test_brackets_in_a_path_are_no_markup(harness1: Command) -> None:
     ended = harness1("eval", "world:40", "--limit", "2", "--cache", "cache", "--out", "a[/x]b")
     assert (ended.code, "(x]b)" in ended.err, "Everything is in a[/x]b." in ended.out) == (0, True, True)
     index = next(Path("cache").iterdir())
     ended = harness1("search", "Which river?", "--index", str(index), "--out", "a[red]b/search")
     assert (ended.code, "recorded in a[red]b/search" in ended.out) == (0, True)
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(harness1: Command) -> None:
-    # A file where a folder should be: unlike permissions, it stops root too.
-    Path("cache").write_text("")
-    ended = harness1("eval", "world:40", "--cache", "cache", "--out", "run")
-    assert (ended.code, "cache" in ended.err, ended.err.count("\n")) == (2, True, 1)
 
 
 LONG = "Which of the " + "extraordinarily " * 30 + "old castles stands on the river?"

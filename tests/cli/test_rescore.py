@@ -16,18 +16,6 @@ QUERIES = {"t1": "text a", "t2": "text b"}
 EVAL = ["eval", "data", "--out", "run", "--cache", "cache", "--set", "machine.workers=1"]
 
 
-def test_new_gold_is_refused_and_scored_on_demand(harness1: Command, home: Path) -> None:
-    data = dataset(home / "data", QUERIES)
-    before = json.loads(harness1(*EVAL, "--json").out)
-    dataset(data, QUERIES, gold="cdefghijklmnopqrstuvwxyz")
-    refused = harness1(*EVAL)
-    assert (refused.code, refused.err.count("\n"), "--rescore" in refused.err) == (2, 1, True)
-    again = harness1(*EVAL, "--rescore", "--json")
-    assert (again.code, json.loads(again.out)["curated_recall"] != before["curated_recall"]) == (0, True)
-    assert harness1(*EVAL, "--json").out == again.out
-    assert "without digests" not in harness1("replay", "run").out
-
-
 def test_a_replay_counts_lines_without_digests(harness1: Command, home: Path) -> None:
     dataset(home / "data", QUERIES)
     assert harness1(*EVAL).code == 0

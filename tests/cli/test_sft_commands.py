@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -88,18 +87,6 @@ def test_a_training_shows_its_looks_and_where_the_checkpoint_is(harness1: Comman
     assert list((home / "shown" / "tensorboard").iterdir())
 
 
-def test_a_training_is_logged_to_an_experiment_of_mlflow(
-    harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = MagicMock()
-    monkeypatch.setattr("harness1.training.log.MlflowRun", run)
-    ended = harness1(*train("logged", "--mlflow", "students@sqlite:///store.db"))
-    assert ended.code == 0, ended.err
-    run.assert_called_once_with(Path("logged"), "students@sqlite:///store.db", resumed=False)
-    assert {call.args[1] for call in run().log.call_args_list} == {0, 1, 2, 3, 4}
-    run().finish.assert_called_once_with("FINISHED")
-
-
 def test_another_training_needs_force_and_force_begins_anew(harness1: Command, home: Path) -> None:
     shutil.copytree(home / "student", home / "mine")
     longer = ("--set", "train.epochs=1", "--json")
@@ -147,11 +134,6 @@ def test_what_is_wrong_with_a_command_is_one_line(
     ended = harness1(*arguments)
     assert (ended.code, ended.out, says in ended.err, ended.err.strip().count("\n")) == (2, "", True, 0), ended.err
     assert not (home / "wrong").exists()
-
-
-def test_a_trainer_that_does_not_exist_is_wrong_use(harness1: Command) -> None:
-    ended = harness1(*train("wrong", "--trainer", "gym"))
-    assert (ended.code, ended.out, "'gym' is not one of" in ended.err) == (2, "", True)
 
 
 @pytest.mark.slow

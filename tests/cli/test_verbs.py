@@ -110,13 +110,6 @@ def test_the_program_says_its_version(harness1: Command) -> None:
     assert harness1("--version").out == f"harness1 {__version__}\n"
 
 
-@pytest.mark.parametrize("verb", [[], ["rl"], ["index"]])
-def test_short_help_is_the_help(verb: list[str], harness1: Command) -> None:
-    short = harness1(*verb, "-h")
-    assert short.code == 0
-    assert short == harness1(*verb, "--help")
-
-
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
@@ -128,11 +121,6 @@ def test_short_help_is_the_help(verb: list[str], harness1: Command) -> None:
 def test_a_shell_completes_verbs_and_their_options(typed: str, completed: str) -> None:
     found = program(_HARNESS1_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(typed.count(" ")))
     assert found.split() == completed.split()
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_asks_this_program(shell: str) -> None:
-    assert f"_HARNESS1_COMPLETE=complete_{shell}" in program(_HARNESS1_COMPLETE=f"source_{shell}")
 
 
 def listed(screen: str) -> dict[str, list[str]]:

@@ -89,15 +89,6 @@ def test_html_is_text_by_blocks_without_scripts_and_styles() -> None:
     assert read_html(page) == ("A & B page", "Head\nOne bold word here\nnext\nx\ny\na\nb\nIcontail")
 
 
-@pytest.mark.parametrize(
-    "page", ["<![if x]>text", "<p", "</", "<!--", "<a href='", "<script>", "&#xFFFFFFFF;", "<" * 2000]
-)
-def test_odd_html_breaks_nothing(tmp_path, page: str) -> None:
-    fill(tmp_path, {"a.html": page, "b.txt": "kept"})
-    documents, problems = read(tmp_path)
-    assert len(documents) + len(problems) == 2
-
-
 SHOWN = b"BT /F1 12 Tf 20 200 Td (Hello) Tj ET"
 GOOD = '{"id": "good", "text": "x"}\n'
 DEEP = '{"id": "deep", "text": "x", "more": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
@@ -138,12 +129,6 @@ def test_a_page_that_takes_too_much_time_or_memory_is_left_out_and_the_next_is_r
         with pytest.raises(Unreadable, match=says):
             apart.read("html", page)
         assert apart.read("html", b"two") == ("", "two")
-
-
-def test_a_pdf_is_read_by_its_table() -> None:
-    with ReadApart() as apart:
-        assert apart.read("pdf", hostile.page(SHOWN)) == ("", "Hello")
-        assert apart.read("pdf", hostile.page(zlib.compress(SHOWN), b"/Filter /FlateDecode ")) == ("", "Hello")
 
 
 BOMB = zlib.compress(zlib.compress(b"(a) Tj " * (64 << 20)))

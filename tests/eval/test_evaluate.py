@@ -58,12 +58,6 @@ def test_a_run_folder_says_what_was_run_and_how_it_ended_and_is_left_alone(index
     assert load_finished_metrics(job, tmp_path) is None
 
 
-def test_the_oracle_reaches_recall_one_and_one_search_does_not(index: str, tmp_path: Path) -> None:
-    oracle, single = (evaluate(evaluation(index, 60, name), tmp_path / name) for name in ("oracle", "single-shot"))
-    assert oracle["curated_recall"]["mean"] == oracle["curated_precision"]["mean"] == 1.0
-    assert single["curated_recall"]["high"] < 1.0
-
-
 def test_only_what_was_lost_or_torn_is_played_again(index: str, tmp_path: Path) -> None:
     job = evaluation(index)
     first = evaluate(job, tmp_path)

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import load
 from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
@@ -315,13 +314,3 @@ def test_more_clients_than_files_are_all_answered_within_the_bound_of_files(inde
         while open_files(process) > before + 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert open_files(process) <= before + 2
-
-
-@pytest.mark.service
-def test_a_server_under_attack_can_be_measured(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "GIGABYTE", 1 << 24)
-    monkeypatch.setattr(load, "REST_S", 0.1)
-    sizes = ["--silent", "6", "--inflating", "1", "--seconds", "1", "--passes", "1", "--json"]
-    report = load.main([str(index), "--baseline", str(Path(load.__file__).parent.parent), *sizes])
-    assert all(report["attack"][phase]["p99_ms"] > 0 for phase in ("before", "during", "after"))
-    assert report["attack"]["during"]["failed"] == report["load"]["errors_500"] == 0
