@@ -60,12 +60,6 @@ def test_the_page_of_an_index_shows_the_readme_with_links_that_lead_somewhere() 
     assert {link[1] for link in own if link and link[2].endswith(".png")} == {"raw"}
 
 
-def test_a_release_gives_the_readme_its_addresses_before_it_builds() -> None:
-    job = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["build"]
-    steps = [step.get("run") for step in job["steps"]]
-    assert steps.index('python docs/site/index_readme.py "$REPOSITORY" "$REF"') < steps.index("python -m build")
-
-
 @pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.stem)
 def test_a_container_is_described_as_it_should_be(path: Path) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")

@@ -258,17 +258,12 @@ def check_task_set(
     source = open_source(dataset := place_of(tasks, settings))
     searched = index_of(source, index, cache, settings, read_aloud, say)
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-check"
-    report = check_tasks(
-        source,
-        dataset,
-        searched,
-        out,
-        settings,
-        sample=sample,
-        seed=seed,
-        ignored=ignore or (),
-        on_policy=lambda name: say(f"{name} is playing"),
-    )
+
+    def tell(name: str) -> None:
+        say(f"{name} is playing")
+
+    drawn = {"sample": sample, "seed": seed}
+    report = check_tasks(source, dataset, searched, out, settings, **drawn, ignored=ignore or (), on_policy=tell)
     every = [task for split in source.splits for task in source.tasks(split)]
     shown = [task.task_id for task in sample_of(every, sample, seed)][:READ]
     page = write_view([out / ORACLE], out / "view.html", tasks=shown, workers=1).path

@@ -191,17 +191,11 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     if rows:
         heads = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
         print_table(heads, rows, range(2, 6))
-    rows = [
-        (
-            f"{pair['a']} - {pair['b']}",
-            pair["metric"],
-            f"{pair['difference']['mean']:+.3f}",
-            _interval(pair["difference"], "+.3f"),
-            probability(pair["p"]),
-            probability(pair["p_holm"]),
-        )
-        for pair in summary["pairs"]
-    ]
+    rows = []
+    for pair in summary["pairs"]:
+        found, p, corrected = pair["difference"], probability(pair["p"]), probability(pair["p_holm"])
+        told = f"{found['mean']:+.3f}", _interval(found, "+.3f"), p, corrected
+        rows.append((f"{pair['a']} - {pair['b']}", pair["metric"], *told))
     if rows:
         heads = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
         print_table(heads, rows, range(2, 6))

@@ -167,15 +167,9 @@ def plan(
             step = planner.step(replace(settings.train, checkpointing=kind == "checkpointing"), made.batch, attention)
             activations.setdefault(name, {})[kind] = max(step[phase] for phase in PHASES)
     found = None if made.fits else advise(make, settings, devices)
-    shown = {
-        "model": model,
-        "plan": made,
-        "needs": made.needs,
-        "fits": made.fits,
-        "activations": activations,
-        "advice": found and found[0],
-    }
-    print_result(shown, as_json, _print, "" if made.fits else describe_advice(found))
+    shown = {"model": model, "plan": made, "needs": made.needs, "fits": made.fits, "activations": activations}
+    advice = "" if made.fits else describe_advice(found)
+    print_result(shown | {"advice": found and found[0]}, as_json, _print, advice)
 
 
 def _print(shown: dict[str, Any], fitting: str) -> None:

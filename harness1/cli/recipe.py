@@ -206,16 +206,9 @@ def tune(
 
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
-    work = tuning.Tuning(
-        asked,
-        out.resolve(),
-        running.on_cluster(ray) if ray else partial(running.run_verb, quiet=True),
-        tell,
-        seed,
-        None if forget else (experience or tuning.EXPERIENCE).expanduser(),
-        say_result,
-    )
-    work.run(trials, parallel)
+    do: running.Execute = running.on_cluster(ray) if ray else partial(running.run_verb, quiet=True)
+    kept = None if forget else (experience or tuning.EXPERIENCE).expanduser()
+    tuning.Tuning(asked, out.resolve(), do, tell, seed, kept, say_result).run(trials, parallel)
     show(out, as_json)
 
 
@@ -235,16 +228,11 @@ def show(
     if as_json:
         return print_json(found)
     put(f"{folder}: {card.title} Compared by {card.metric}, {'more' if card.maximize else 'less'} is better.")
-    rows = [
-        (
-            str(each.number),
-            "" if each.value is None else f"{each.value:.4g}",
-            *(_show(each.settings.get(name)) for name in card.search),
-            f"{each.seconds:,.0f}",
-            each.stopped,
-        )
-        for each in results
-    ]
+    rows = []
+    for each in results:
+        value = "" if each.value is None else f"{each.value:.4g}"
+        tried = (_show(each.settings.get(name)) for name in card.search)
+        rows.append((str(each.number), value, *tried, f"{each.seconds:,.0f}", each.stopped))
     print_table(("trial", card.metric, *card.search, "seconds", "stopped"), rows)
     if best is not None and best.value is not None:
         words = " ".join(f"--set {name}={_show(value)}" for name, value in best.settings.items())

@@ -327,22 +327,16 @@ def _answers(row: Row) -> tuple[str, ...]:
     return (answer,) if isinstance(answer, str) and answer.strip() else ()
 
 
+SEAL0_FILES = ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json")
+FRAMES_FILES = ("test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json")
 READERS: dict[str, Callable[[Path, Fault], Source]] = {
     "browsecomp_plus": open_browsecomp_plus,
     "web": partial(open_context1, "web", document_gold),
     "patents": partial(open_context1, "patents", document_gold),
     "sec": partial(open_context1, "sec", fact_gold, shared=True),
     "longseal": open_longseal,
-    "seal0": partial(
-        open_asked_on_the_web,
-        *("seal0", _sealqa_task),
-        ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json"),
-    ),
-    "frames": partial(
-        open_asked_on_the_web,
-        *("frames", _frames_task),
-        ("test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"),
-    ),
+    "seal0": partial(open_asked_on_the_web, "seal0", _sealqa_task, SEAL0_FILES),
+    "frames": partial(open_asked_on_the_web, "frames", _frames_task, FRAMES_FILES),
     "hotpotqa": open_hotpotqa,
 }
 

@@ -66,14 +66,8 @@ def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
     return {UnitId(doc_id) for each in names for doc_id in each}
 
 
-_OF_OUTCOME = {
-    "curated_recall": "recall",
-    "curated_precision": "precision",
-    "curated_f1": "f1",
-    "curated_f2": "f2",
-    "curated_recall_alias": "recall_alias",
-    "curated_precision_alias": "precision_alias",
-}
+_CURATED = ("recall", "precision", "f1", "f2", "recall_alias", "precision_alias")
+_OF_OUTCOME = {f"curated_{name}": name for name in _CURATED}
 METRICS = (
     *_OF_OUTCOME,
     *("answer_recall", "answer_recall_alias", "trajectory_recall", "trajectory_answer_recall", "selection_loss"),
@@ -184,12 +178,8 @@ MEANINGS = {
     "search": "most of what is missing was never seen",
     "selection": "most of what is missing was seen and not delivered",
 }  # the classes of episodes in order of precedence; the first that applies counts
-_BY_STOP = {
-    StopReason.FAULT: "fault",
-    StopReason.FORMAT_LIMIT: "format",
-    StopReason.CONTEXT_LIMIT: "context",
-    StopReason.CONTEXT_OVERFLOW: "context",
-}
+_BY_STOP = dict.fromkeys((StopReason.CONTEXT_LIMIT, StopReason.CONTEXT_OVERFLOW), "context")
+_BY_STOP |= {StopReason.FAULT: "fault", StopReason.FORMAT_LIMIT: "format"}
 
 
 def failure_class(stop: StopReason, outcome: Outcome | None) -> str:

@@ -42,11 +42,8 @@ class RetrievalService:
         self._retriever, self._ranking = retriever, config.env.retrieval
         self._deadline_s = config.machine.call_deadline_s
         large = msgspec.structs.replace(self.limits, running=max(1, self.limits.running // 8))
-        self._gate, self._large_gate, self._bodies = (
-            service.Gate(self.limits),
-            service.Gate(large),
-            service.Bodies(self.limits),
-        )
+        self._gate, self._large_gate = service.Gate(self.limits), service.Gate(large)
+        self._bodies = service.Bodies(self.limits)
         posts = {
             "/retrieve": self._turn(remote.RetrieveCall, self._retrieve),
             "/search": self._turn(remote.SearchCall, self._search),

@@ -129,15 +129,8 @@ class TokenUpstream:
         )
 
 
-OPTIONAL: dict[str, Any] = {
-    "return_token_ids": True,
-    "logprobs": True,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-}
+OPTIONAL: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_k": -1, "min_p": 0.0}
+OPTIONAL |= {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0}
 """Parameters that are dropped if a server refuses them by name. Neutral values are sent because servers of open models
 would otherwise use the values recommended in the model's files."""
 

@@ -123,21 +123,14 @@ def _call(
     def text(tokens: Sequence[int]) -> str | None:
         return tokenizer.decode(tokens) if tokenizer is not None and tokens else None
 
-    logprobs = call.output_logprobs
-    return {
-        "status": call.status,
-        "error": call.error,
-        "untrainable": call.untrainable,
-        "attempt": call.attempt,
+    logprobs, names = call.output_logprobs, ("status", "error", "untrainable", "attempt", "model", "dialect", "reply")
+    return {name: getattr(call, name) for name in names} | {
         "agent": call.agent_id,
-        "model": call.model,
-        "dialect": call.dialect,
         "reused": kept_ids or None,
         "prompt": text(call.prompt_ids[kept_ids:]),
         "prompt_tokens": len(call.prompt_ids) or None,
         "earlier": kept,
         "messages": messages[kept:],
-        "reply": call.reply,
         "output": text(call.output_ids),
         "output_tokens": len(call.output_ids) or None,
         "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,

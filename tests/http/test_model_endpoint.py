@@ -83,32 +83,26 @@ def test_what_no_other_try_would_mend_is_said_at_once_in_the_words_of_the_server
 
 @pytest.mark.service
 @pytest.mark.parametrize(
-    "said",
+    ("said", "refusal"),
     [
-        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
-        "The decoder prompt (length 9000) is longer than the maximum model length of 8192.",
-        "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
-        "the request exceeds the available context size, try increasing it",
-        "prompt is too long: 210000 tokens > 200000 maximum",
-        "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
-        "Please reduce the length of the messages or completion.",
-        "`inputs` tokens + `max_new_tokens` must be <= 4096.",
+        ("This model's maximum context length is 8192 tokens. Your messages resulted in 9000 tokens.", Overflow),
+        ("The decoder prompt (length 9000) is longer than the maximum model length of 8192.", Overflow),
+        ("The input (9000 tokens) is longer than the model's context length (8192 tokens).", Overflow),
+        ("the request exceeds the available context size, try increasing it", Overflow),
+        ("prompt is too long: 210000 tokens > 200000 maximum", Overflow),
+        ("The input token count (9000) exceeds the maximum number of tokens allowed (8192).", Overflow),
+        ("Please reduce the length of the messages or completion.", Overflow),
+        ("`inputs` tokens + `max_new_tokens` must be <= 4096.", Overflow),
+        ("'max_tokens' is too large: 32760. This model's maximum context length is 32768 tokens.", Overflow),
+        ("'max_tokens' is too large: 40000. This model's maximum context length is 32768 tokens.", Refusal),
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_from_other_refusals(said: str) -> None:
+def test_a_prompt_that_is_too_long_is_told_from_other_refusals(said: str, refusal: type[Refusal]) -> None:
+    """Where the setting alone leaves no room, no prompt is too long."""
     body = msgspec.json.encode({"error": {"message": said}})
-    with replying(lambda _: (400, {}, body)) as url, pytest.raises(Overflow):
+    with replying(lambda _: (400, {}, body)) as url, pytest.raises(Refusal) as caught:
         posted(endpoint(url))
-
-
-@pytest.mark.service
-def test_a_setting_that_leaves_no_room_for_any_prompt_is_no_prompt_that_is_too_long() -> None:
-    said = "'max_tokens' is too large: {}. This model's maximum context length is 32768 tokens and your request has 20."
-    for asked, refusal in ((40000, Refusal), (32760, Overflow)):
-        body = msgspec.json.encode({"error": {"message": said.format(asked)}})
-        with replying(lambda _, body=body: (400, {}, body)) as url, pytest.raises(Refusal) as caught:
-            posted(endpoint(url))
-        assert type(caught.value) is refusal
+    assert type(caught.value) is refusal
 
 
 def test_a_server_that_no_attempt_ever_reached_is_no_fault_of_an_episode() -> None:
