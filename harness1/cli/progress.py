@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -91,17 +92,17 @@ SHOWN = 20  # documents left out that are named
 DESCRIPTION = TextColumn("{task.description}", markup=False)
 
 
-def progress_of_work(*, transient: bool = False) -> Progress:
-    """Return a bar with the amount done, the total, the elapsed time and the time left; it stays unless `transient`."""
+def progress_of_work() -> Progress:
+    """Return a bar with the amount done, the total, the elapsed time and the time left, which stays."""
     columns = (DESCRIPTION, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Terminal(stderr=True), transient=transient)
+    return Progress(*columns, console=Terminal(stderr=True))
 
 
 @contextmanager
-def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown)."""
-    with progress_of_work(transient=True) as progress:
-        bar = progress.add_task("", total=None)
+def progress_of_parts(first: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown), on a terminal."""
+    with _on_terminal(SpinnerColumn(), DESCRIPTION, MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+        bar = progress.add_task(first, total=None)
         yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
 
 
@@ -123,10 +124,9 @@ def progress_of_bytes() -> Iterator[Callable[[str, int, int], None]]:
 @contextmanager
 def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
     """Yield a function that counts a document if standard error is a terminal."""
-    counted = TextColumn("{task.description}: {task.completed} documents", markup=False)
-    with _on_terminal(SpinnerColumn(), counted, TimeElapsedColumn()) as progress:
-        bar = progress.add_task(what, total=None)
-        yield lambda: progress.advance(bar)
+    documents = count(1)
+    with progress_of_parts(what) as show:
+        yield lambda: show(what, next(documents), 0)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def test_hotpotqa_is_checked_imported_and_evaluated(harness1: Command, monkeypat
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     official.HOTPOTQA.make(Path("n[/x]"))  # a path is no markup
     checked = harness1("data", "check", "hotpotqa:n[/x]")
-    assert (checked.code, "checking hotpotqa:n[/x]: " in checked.err) == (0, True)
+    assert (checked.code, "checking hotpotqa:n[/x] " in checked.err) == (0, True)
     assert checked.out == "hotpotqa:n[/x]: 4 documents, tasks: 2 dev\nNothing is wrong with it.\n"
     made = harness1("data", "import", "hotpotqa", "n[/x]", "--out", "m[/x]")
     assert made.out == "m[/x]: 4 documents, tasks: 2 dev\nNext: harness1 eval m[/x]\n"

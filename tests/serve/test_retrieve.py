@@ -62,32 +62,20 @@ def service(retriever: WordRetriever | None = None, limits: ServiceLimits = SMAL
     return RetrievalService(retriever or WordRetriever(CORPUS), config or Config(), limits)
 
 
-def test_search_r1_gets_passages_with_and_without_scores() -> None:
+def test_search_r1_gets_what_its_own_server_gives_and_never_an_empty_list_for_a_fault() -> None:
     first = {"id": "ada#0", "contents": f"Ada Lovelace\n{CORPUS[0].text}"}
     queries = {"queries": ["lovelace daughter", "unheard"], "topk": 1, "return_scores": True}
     assert ask(service(), "/retrieve", queries) == (200, {"result": [[{"document": first, "score": 2.0}], []]})
     assert ask(service(), "/retrieve", {"queries": ["lovelace daughter"], "topk": 1}) == (200, {"result": [[first]]})
-
-
-def test_search_r1_gets_three_passages_where_topk_is_null_or_zero_or_missing() -> None:
+    assert ask(service(), "/retrieve", {"queries": []}) == (200, {"result": []})
     for extra in ({}, {"topk": None}, {"topk": 0}):
         status, found = ask(service(), "/retrieve", {"queries": ["the town poet ada"], **extra})
         assert (status, len(found["result"][0])) == (200, 3)
-
-
-def test_search_r1_gets_an_empty_result_for_no_query_as_from_its_own_server() -> None:
-    assert ask(service(), "/retrieve", {"queries": []}) == (200, {"result": []})
-
-
-def test_a_title_is_one_line_of_a_passage_even_if_it_is_empty_or_has_line_breaks() -> None:
-    retriever = WordRetriever([chunk("a", "word one"), chunk("b", "word two", "First\nSecond")])
-    _, found = ask(service(retriever), "/retrieve", {"queries": ["word"]})
+    titled = WordRetriever([chunk("a", "word one"), chunk("b", "word two", "First\nSecond")])
+    _, found = ask(service(titled), "/retrieve", {"queries": ["word"]})
     assert [passage["contents"] for passage in found["result"][0]] == ["\nword one", "First Second\nword two"]
-
-
-def test_a_fault_of_the_engine_is_503_for_search_r1_and_never_an_empty_list() -> None:
-    status, found = ask(service(WordRetriever(CORPUS, faults=1)), "/retrieve", {"queries": ["ada", "byron"]})
-    assert (status, found) == (503, {"error": "down"})
+    faulty = service(WordRetriever(CORPUS, faults=1))
+    assert ask(faulty, "/retrieve", {"queries": ["ada", "byron"]}) == (503, {"error": "down"})
 
 
 def test_the_native_route_answers_each_query_by_a_result_or_a_fault() -> None:
@@ -101,16 +89,13 @@ def test_the_native_route_answers_each_query_by_a_result_or_a_fault() -> None:
     assert none == {"result": {}}
 
 
-def test_grep_answers_chunks_or_a_bad_pattern_or_a_fault() -> None:
+def test_grep_read_and_get_answer_chunks_or_a_bad_pattern_or_a_fault() -> None:
     served = service()
     status, found = ask(served, "/grep", {"pattern": "Missolonghi", "limit": 1})
     assert (status, [made["chunk_id"] for made in found["chunks"]]) == (200, ["byron#0"])
     assert set(ask(served, "/grep", {"pattern": "(", "limit": 1})[1]) == {"bad_pattern"}
     assert ask(served, "/grep", {"pattern": "absent", "limit": 1}) == (200, {"chunks": []})
     assert ask(service(WordRetriever(CORPUS, faults=1)), "/grep", {"pattern": "a", "limit": 1})[1] == {"fault": "down"}
-
-
-def test_read_and_get_answer_chunks() -> None:
     assert ask(service(), "/read", {"doc_id": "ada"}) == (200, {"chunks": [msgspec.to_builtins(CORPUS[0])]})
     assert ask(service(), "/read", {"doc_id": "nobody"}) == (200, {"chunks": []})
     assert ask(service(), "/get", {"chunk_ids": ["miss#0"]})[1]["chunks"][0]["chunk_id"] == "miss#0"
