@@ -101,7 +101,8 @@ def progress_of_work() -> Progress:
 @contextmanager
 def progress_of_parts(first: str = "") -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown), on a terminal."""
-    with _on_terminal(SpinnerColumn(), DESCRIPTION, MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+    columns = (DESCRIPTION, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with _on_terminal(*columns) as progress:
         bar = progress.add_task(first, total=None)
         yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
 
