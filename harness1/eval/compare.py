@@ -239,7 +239,10 @@ Block = str | Grid | Links
 def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
     """Yield the comparison from top to bottom. `viewer`: the viewer file that the changed tasks link to, if any."""
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
-    first, *others = names = labels([side.folder for side in sides])
+    names = [one_line(Path(side.folder).name) for side in sides]
+    if len(set(names)) < len(names) or not all(0 < len(name) <= LONGEST for name in names):
+        names = [NAMES[place] if place < len(NAMES) else f"run {place + 1}" for place in range(len(names))]
+    first, *others = names
     rows = []
     for name, side in zip(names, sides, strict=True):
         counted = " counted as 0" if side.broken and side.faults == "zero" else ""
@@ -247,14 +250,6 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
     yield Grid(("run", "folder", "policy", "tasks", "broken"), tuple(rows), frozenset({3, 4}), flexible=1)
     for name, pair in zip(others, comparison.others, strict=True):
         yield from _pair(comparison, pair, first, name, viewer)
-
-
-def labels(folders: Sequence[str]) -> list[str]:
-    """Return a name for each run: that of its folder, or its place where two names are equal or one is long."""
-    names = [one_line(Path(folder).name) for folder in folders]
-    if len(set(names)) == len(names) and all(0 < len(name) <= LONGEST for name in names):
-        return names
-    return [NAMES[place] if place < len(NAMES) else f"run {place + 1}" for place in range(len(folders))]
 
 
 def markdown(parts: Sequence[Block]) -> str:
