@@ -194,8 +194,8 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     rows = []
     for pair in summary["pairs"]:
         found, p, corrected = pair["difference"], probability(pair["p"]), probability(pair["p_holm"])
-        told = f"{found['mean']:+.3f}", _interval(found, "+.3f"), p, corrected
-        rows.append((f"{pair['a']} - {pair['b']}", pair["metric"], *told))
+        shown = f"{found['mean']:+.3f}", _interval(found, "+.3f"), p, corrected
+        rows.append((f"{pair['a']} - {pair['b']}", pair["metric"], *shown))
     if rows:
         heads = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
         print_table(heads, rows, range(2, 6))

@@ -45,13 +45,22 @@ def from_anywhere(spec: str) -> str:
 def open_source(
     spec: str, fault: Fault = refuse, *, leave_out: bool | None = None, follow_links: bool = False
 ) -> Source:
-    """Open a dataset: its documents, and its tasks by split. `spec`: a BEIR or TREC folder, a JSONL file, a folder of
-    texts, `NAME:PATH` for a benchmark in its official files, `world:SIZE[:SEED[:people]]` (see `world_source`), or
-    `stdlib`. `fault`: called with each broken line; the default raises. `leave_out`: documents that cannot be read, in
-    folders and JSONL files, are left out and listed in the source's `problems`, unless they repeat an id (True), or
-    refused (False); None: files of a folder are left out, and broken lines go to `fault`, as those of tasks and
-    benchmarks always do. `follow_links`: also out of a folder of texts. Raises UsageError: nothing of that name exists,
-    or its kind cannot be read; CorpusError: it is broken; for faults within documents, raised while they are read."""
+    """Open a dataset: its documents, and its tasks by split.
+
+    Args:
+        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .rst .txt .html .htm
+            .pdf), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
+            documents (see `world_source` for `world:SIZE:SEED:people`), or `stdlib` for Python's own documentation.
+        fault: is called with each broken line while documents and tasks are read; the default raises.
+        leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
+            and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
+            folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
+        follow_links: read links that lead out of a folder of texts.
+
+    Raises:
+        UsageError: nothing of that name exists, or its kind cannot be read.
+        CorpusError: it exists and is broken; for faults within documents, raised while they are read.
+    """
     source = _open(spec, fault, leave_out, follow_links)
 
     def documents() -> Iterator[Document]:
