@@ -1,7 +1,5 @@
 """A browser, and the accessibility checker axe-core in its pages; it comes with a package: nothing is downloaded."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

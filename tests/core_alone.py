@@ -1,7 +1,5 @@
 """The core without any extra, in an environment that has them all: imports of other packages fail as if absent."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

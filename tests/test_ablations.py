@@ -1,7 +1,5 @@
 """Turning a mechanism off removes it everywhere at once: prompt, schemas, memory and every rendered context."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The benchmarks run, and report what they promise; no time is asserted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Configuration: one frozen value, strict about keys, and every field of it counts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

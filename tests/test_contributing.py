@@ -1,7 +1,5 @@
 """The examples of CONTRIBUTING.md are code that works."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

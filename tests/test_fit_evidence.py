@@ -1,7 +1,5 @@
 """The fit of the evidence weights: what it learns, and what it leaves out to show whether that carries over."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from benchmarks.fit_evidence import Found, fit

@@ -1,7 +1,5 @@
 """Test that packages are layers: every import, a lazy or typing-only one too, leads to an earlier layer or stays."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

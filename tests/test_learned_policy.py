@@ -1,7 +1,5 @@
 """The table of learned policies: each system cut to the size of the learned one, and differences paired by task."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

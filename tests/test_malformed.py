@@ -1,7 +1,5 @@
 """What a user may have edited is refused with its place, whatever it holds; nothing of it raises anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

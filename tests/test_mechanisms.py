@@ -1,7 +1,5 @@
 """The benchmark that retrains a small policy without each mechanism: its variants, its world, its comparison."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """The micro setting: a window of 384 tokens holds the whole environment, and the start is made from nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Configurations that come with the package: found by name in every folder, and listed where a name is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """`dtype = "auto"`: the type that is faster on this machine, and the type itself in every record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The files around the package, as hosts and tools read them, say what is so."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

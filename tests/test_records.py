@@ -1,7 +1,5 @@
 """Records are frozen, strict and readable for good; gold does not leave through a public task."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

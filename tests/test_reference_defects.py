@@ -1,8 +1,6 @@
 """The public reference of this method has known defects. Each is a requirement here, the other way round; the number
 in a docstring is that of the defect. Others hold 7, 9, 12, 13, 15, 17 to 19, and 23 (`test_ablations`)."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path

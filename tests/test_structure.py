@@ -1,7 +1,5 @@
 """What keeps the code readable: short files and functions, public docstrings, no hidden state, few dependencies."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

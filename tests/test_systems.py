@@ -1,7 +1,5 @@
 """The table of all systems: paired with the script, cut to its size, and honest about what does not help."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

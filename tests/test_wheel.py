@@ -1,7 +1,5 @@
 """What is released: the wheel and the source distribution are whole, and both work away from the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Words of all scripts: what is a word, what counts as the same, and what stays as it was."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Small random language models in folders, for tests of what runs them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run asynchronous code in virtual time: a sleep takes none, and a wait that nothing would end is an error."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

@@ -4,8 +4,6 @@
 are not special, and it composes characters), `harmony` as o200k_base.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line in the process of a test, in a working folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

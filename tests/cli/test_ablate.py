@@ -1,7 +1,5 @@
 """harness1 eval: ablations, and what a user is told about a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """`harness1 answer` against a server on loopback that answers from the documents in its prompt."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Episodes that broke are counted where the reader looks, and decide the exit code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line as a user meets it, in real folders; what signals do is tried in real processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

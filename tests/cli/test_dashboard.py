@@ -1,7 +1,5 @@
 """The dashboard: legible at 80 columns without Unicode, a few lines in a pipe, and a terminal left as it was."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """harness1 data: the verbs, and evaluations straight from official files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`harness1 eval` writes a viewer file beside its report."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import unquote

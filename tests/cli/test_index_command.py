@@ -1,7 +1,5 @@
 """`harness1 index` and what follows from it, as a user meets them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ctrl-C is answered at once where the work at hand takes a while to end, and only there."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

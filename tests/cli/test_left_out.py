@@ -1,7 +1,5 @@
 """Documents that cannot be read, as a user of the commands meets them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line with a language model: searched with, recorded, evaluated, and its tokens computed again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

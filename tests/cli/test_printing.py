@@ -1,7 +1,5 @@
 """Text from outside is shown, never obeyed: nothing in it is markup, and no character of it acts on the terminal."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Folders are sent to a hub by its real client: private, without what is no part of them, and never if secret."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`harness1 eval --rescore`, and what `harness1 replay` says about lines without digests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """harness1 rl check: a report of a task set, made once, resumed, and not mixed with another."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

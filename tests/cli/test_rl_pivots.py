@@ -1,7 +1,5 @@
 """The turns of a teacher, tried and counted by one command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`harness1 rl train`: what it refuses, and what it says of a policy that has nothing to learn from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

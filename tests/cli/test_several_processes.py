@@ -1,7 +1,5 @@
 """`torchrun` starts two processes that train together: the first reports, and the other says nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

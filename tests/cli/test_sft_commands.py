@@ -1,7 +1,5 @@
 """From a teacher to an evaluated student by the commands that a user types."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Standard streams that are closed early, or that cannot encode what is printed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

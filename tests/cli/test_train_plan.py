@@ -1,7 +1,5 @@
 """`harness1 train plan`, and the refusal of training that cannot fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The list of verbs, which imports none of them, their help, and the options of the program itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Files that aim at the readers of a corpus, and a guard against those that never end."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Datasets by name: found in the cache, fetched whole or not at all, refused if they are not as they should be."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

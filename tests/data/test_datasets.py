@@ -1,7 +1,5 @@
 """What is wrong with a dataset is found, and an official download becomes a BEIR folder."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of a folder become documents; one that cannot be read is named and left out, whatever it does to its reader."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """The card of an index is the card of what lies there, whoever else builds; and who finds another at work may wait."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Queries that ask the same are recognised, exactly and nearly."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

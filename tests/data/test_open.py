@@ -1,7 +1,5 @@
 """Corpora in every layout, and the documentation of the standard library of Python under public names."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

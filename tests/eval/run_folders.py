@@ -1,7 +1,5 @@
 """Run folders made by hand, over a small dataset on disk: what their episodes deliver is written in the test."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

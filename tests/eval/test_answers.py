@@ -1,7 +1,5 @@
 """A frozen model answers a run under three conditions; what is there is not asked again, and a fault is never a 0."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """Runs beside each other, with numbers computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ablations: a mechanism is truly gone, and what it was worth is told task by task."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

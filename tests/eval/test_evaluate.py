@@ -1,7 +1,5 @@
 """Evaluation into a run folder."""
 
-from __future__ import annotations
-
 import errno
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What an episode measured and cost its model is counted from its record, and summed over the tasks of a run."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

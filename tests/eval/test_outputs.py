@@ -1,7 +1,5 @@
 """What is made of the episodes of a run."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io

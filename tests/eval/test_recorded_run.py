@@ -1,7 +1,5 @@
 """A recorded run is read by its card, and a dataset that was edited since is noticed; new gold scores old episodes."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One client for every server: answers are of the kind asked for, failures are values, and secrets stay inside."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from email.utils import formatdate

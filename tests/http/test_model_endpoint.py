@@ -1,7 +1,5 @@
 """The server of a model is asked patiently and boundedly; what the user must mend is said at once."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

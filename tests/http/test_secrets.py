@@ -1,7 +1,5 @@
 """Secrets are used and never shown: keys, and what addresses hold of them."""
 
-from __future__ import annotations
-
 import pickle
 
 import msgspec

@@ -1,7 +1,5 @@
 """Episodes on disk survive a crash at any byte, and damage is told instead of read."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The card of a folder: equal inputs and a finished status mean that there is nothing to do."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Who may call a server: known hosts, pages from nowhere else, JSON, and a token if there is one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

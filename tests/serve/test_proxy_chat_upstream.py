@@ -1,7 +1,5 @@
 """A chat server as upstream, without a socket: which of its calls are examples, and what it is asked with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole episodes through the proxy by the official clients, and everything that can go wrong on a socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

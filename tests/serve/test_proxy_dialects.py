@@ -1,7 +1,5 @@
 """What agents send becomes one normal form, and what they get has their provider's form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sessions have bounded names, and what was said in them is known again by its sampled tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness1.serve.chat import Called, ChatMessage, ChatReply, Memory, extend_past

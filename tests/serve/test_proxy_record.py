@@ -1,7 +1,5 @@
 """Calls on disk: nothing is lost, nothing is torn, and rows can be built of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

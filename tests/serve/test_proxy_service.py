@@ -1,7 +1,5 @@
 """The proxy without a socket: prompts are those of a policy in this process, and every call leaves a record."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

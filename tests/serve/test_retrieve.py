@@ -1,7 +1,5 @@
 """The retrieval service without sockets: what each route answers and refuses, and how its work is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

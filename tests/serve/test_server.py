@@ -1,7 +1,5 @@
 """The sockets of the retrieval service on loopback, and the command in a process."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

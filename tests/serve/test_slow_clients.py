@@ -1,7 +1,5 @@
 """Clients that are slow, greedy or silent, on loopback: what they cost is bounded, and the others are answered."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Small run folders for tests of the viewer: a corpus of hostile texts, scripted actions, gold in a BEIR folder."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Texts of an open page that lie over each other, as far as both can be seen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _FIND = """() => {

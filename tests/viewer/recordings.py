@@ -1,7 +1,5 @@
 """A small record of a proxy, for tests of the viewer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The page in a browser: from a file, without a network, by keyboard; an error on its console fails every test."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator

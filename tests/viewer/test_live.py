@@ -1,7 +1,5 @@
 """A live page: what it is told of runs under way, and who may ask."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

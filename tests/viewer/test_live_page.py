@@ -1,7 +1,5 @@
 """A live page in a browser, while a run is written."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

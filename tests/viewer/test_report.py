@@ -1,7 +1,5 @@
 """The page about a run: made of its files, inert, and the same for the same episodes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

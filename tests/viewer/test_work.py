@@ -1,7 +1,5 @@
 """The folder of a recipe in the viewer: what its page is told of stages, gates, runs and trainings, then and live."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small benchmarks in the layouts in which the eight are handed out, written for the tests: two questions each."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable
