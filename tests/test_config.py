@@ -132,13 +132,8 @@ def test_the_fitted_weights_are_in_the_hash_where_evidence_is_ranked(monkeypatch
 
 
 def test_how_work_is_carried_out_is_in_no_hash() -> None:
-    overrides = [
-        "machine.workers=3",
-        "machine.attempts=9",
-        "machine.call_deadline_s=1.5",
-        "machine.concurrency=1",
-    ]
-    assert config_hashes(load_config(None, overrides)) == config_hashes(Config())
+    work = ("workers=3", "attempts=9", "call_deadline_s=1.5", "concurrency=1")
+    assert config_hashes(load_config(None, [f"machine.{each}" for each in work])) == config_hashes(Config())
 
 
 def test_the_hash_of_all_decisive_settings_outlives_the_name_of_the_machine() -> None:
@@ -172,6 +167,11 @@ def test_every_setting_is_read_somewhere() -> None:
     [
         ("env.max_turnz=3", ": env: there is no setting max_turnz; did you mean env.max_turns?"),
         ("reward.outcom=1", "did you mean reward.outcome?"),
+        ("env.evidnce.rank=true", "did you mean env.evidence?"),
+        ("envv.max_turns=4", "did you mean env?"),
+        ("env.grep.onn=false", "did you mean env.grep.on?"),
+        ("env.curation.tag=true", "did you mean env.curation.tags?"),
+        ("machine.price=[inf, 0, 0]", "machine.price.0 must be a finite number"),
         ("colour=3", "configuration: there is no setting colour"),
         ("env.max_turns=many", "configuration: env.max_turns: expected int, got str"),
         ("env.max_turns=0", ">= 1"),
@@ -229,24 +229,6 @@ def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_men
     paper = load_config(PAPER)
     assert msgspec.convert(present_tree(recorded), Config).env.to_hash() == paper.env.to_hash()
     assert msgspec.convert(present_tree(msgspec.to_builtins(Config())), Config) == Config()
-
-
-@pytest.mark.parametrize(
-    ("override", "meant"),
-    [
-        ("env.evidnce.rank=true", "env.evidence"),
-        ("env.max_turn=4", "env.max_turns"),
-        ("envv.max_turns=4", "env"),
-        ("env.grep.onn=false", "env.grep.on"),
-        ("env.gerp.on=false", "env.grep"),
-        ("env.evidence.rnk=false", "env.evidence.rank"),
-        ("env.curation.tag=true", "env.curation.tags"),
-        ("env.evidence.handls=false", "env.evidence.handles"),
-    ],
-)
-def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=rf"did you mean {re.escape(meant)}\?$"):
-        load_config(None, [override])
 
 
 @pytest.mark.parametrize("override", ["zzzqqq=1", "index.zz=1", "env.on=1"])
@@ -345,8 +327,3 @@ def test_a_recorded_reward_keeps_the_weights_that_it_was_made_with() -> None:
 def test_recorded_prices_of_before_are_read() -> None:
     recorded = {"run": {"price": {"prompt": 2.0, "cached": 0.5, "output": 8.0}}}
     assert present_tree(recorded)["machine"]["price"] == [2.0, 0.5, 8.0]
-
-
-def test_an_infinite_price_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"machine\.price\.0 must be a finite number"):
-        load_config(None, ["machine.price=[inf, 0, 0]"])

@@ -48,25 +48,21 @@ def test_problems_are_those_of_the_last_pass(tmp_path) -> None:
         assert source.problems == ["b.txt: not UTF-8 text (byte 0)"]
 
 
-def test_a_corpus_without_documents_is_an_error(tmp_path) -> None:
+def test_what_is_no_corpus_or_has_no_documents_is_refused(tmp_path) -> None:
     (tmp_path / "docs.jsonl").write_text("\n")
-    with pytest.raises(CorpusError, match=r"docs\.jsonl holds no documents"):
-        list(open_source(str(tmp_path / "docs.jsonl")).documents())
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_bytes(b"\xff")
-    with pytest.raises(CorpusError, match=r"holds no documents; a\.txt: not UTF-8"):
-        list(open_source(str(tmp_path / "texts")).documents())
-
-
-def test_what_cannot_be_a_corpus_is_refused(tmp_path) -> None:
     (tmp_path / "notes.doc").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="no such file or folder"):
-        open_source(str(tmp_path / "absent"))
-    with pytest.raises(UsageError, match="not a corpus"):
-        open_source(str(tmp_path / "notes.doc"))
-    with pytest.raises(CorpusError, match=r"holds no \.md"):
-        list(open_source(str(tmp_path / "empty")).documents())
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_bytes(b"\xff")
+    for name, error, says in (
+        ("absent", UsageError, "no such file or folder"),
+        ("notes.doc", UsageError, "not a corpus"),
+        ("empty", CorpusError, r"holds no \.md"),
+        ("docs.jsonl", CorpusError, r"docs\.jsonl holds no documents"),
+        ("texts", CorpusError, r"holds no documents; a\.txt: not UTF-8"),
+    ):
+        with pytest.raises(error, match=says):
+            list(open_source(str(tmp_path / name)).documents())
 
 
 @pytest.fixture(scope="module")

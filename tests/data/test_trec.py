@@ -66,11 +66,9 @@ TOPICS = (
 )
 
 
-def make(folder: Path, docs: str = DOCS, topics: str = TOPICS, qrels: str = "301 0 FT-1 2\n301 0 FT-2 0\n") -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "docs.trec").write_text(docs)
-    (folder / "topics.txt").write_text(topics)
-    (folder / "qrels.txt").write_text(qrels)
+def make(folder: Path, topics: str = TOPICS) -> Path:
+    for name, text in (("docs.trec", DOCS), ("topics.txt", topics), ("qrels.txt", "301 0 FT-1 2\n301 0 FT-2 0\n")):
+        (folder / name).write_text(text)
     return folder
 
 
@@ -119,13 +117,10 @@ def test_what_is_broken_is_named(tmp_path: Path, file, old, new, error, message)
         list(source.documents()) and source.tasks("test")
 
 
-def test_broken_topics_between_tabs_are_named(tmp_path: Path) -> None:
+def test_broken_topics_between_tabs_and_one_id_in_two_files_are_named(tmp_path: Path) -> None:
+    source = open_source(str(make(tmp_path, topics="301\tQ?\n302 Q\n")))
     with pytest.raises(CorpusError, match=r"topics\.txt:2: not `number, question`"):
-        open_source(str(make(tmp_path, topics="301\tQ?\n302 Q\n"))).tasks("test")
-
-
-def test_one_id_in_two_files_is_named(tmp_path: Path) -> None:
-    make(tmp_path)
+        source.tasks("test")
     (tmp_path / "more.trec").write_text(DOCS)
     with pytest.raises(DuplicateId, match=r"more\.trec:1: the id 'FT-1' occurs a second time"):
         list(open_source(str(tmp_path)).documents())

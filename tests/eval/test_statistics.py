@@ -81,9 +81,6 @@ def test_many_pairs_are_tested_by_random_signs_near_the_exact_value() -> None:
     assert drawn == randomisation_test(a, b, 2**14 - 1)
     assert drawn != exact
     assert randomisation_test(by_task([1.0] * 60), by_task([0.0] * 60), 99) == 1 / 100  # never 0
-
-
-def test_equal_runs_and_no_tasks_differ_by_nothing() -> None:
     assert randomisation_test({}, {}, 10) == 1.0
     assert randomisation_test(by_task([0.3] * 50), by_task([0.3] * 50), 10) == 1.0
     with pytest.raises(UsageError, match="resample"):

@@ -160,14 +160,13 @@ def test_a_server_that_refuses_what_the_proxy_adds_is_asked_without_it_from_then
     ] * 2
 
 
-def test_what_an_agent_asks_for_itself_is_never_left_out(tmp_path: Path) -> None:
-    server = Server(strict("top_k"))
-    (call,) = recorded(tmp_path, server.upstream, lambda service: ask(service, {**WORDS, "top_k": 5}))
-    assert (call.status, len(server.asked)) == (400, 1)
-
-
-def test_a_refusal_that_goes_on_teaches_nothing(tmp_path: Path) -> None:
+def test_what_an_agent_asks_for_itself_is_never_left_out_and_a_refusal_that_goes_on_teaches_nothing(
+    tmp_path: Path,
+) -> None:
     """A message may repeat the whole request, and so name what is not at fault."""
+    own = Server(strict("top_k"))
+    (call,) = recorded(tmp_path / "own", own.upstream, lambda service: ask(service, {**WORDS, "top_k": 5}))
+    assert (call.status, len(own.asked)) == (400, 1)
 
     def answer(body: Body) -> Body:
         if "odd" in body:
@@ -180,5 +179,5 @@ def test_a_refusal_that_goes_on_teaches_nothing(tmp_path: Path) -> None:
         await ask(service, {**WORDS, "odd": 1})
         await ask(service, WORDS, OPENAI_PATH)
 
-    calls = recorded(tmp_path, server.upstream, scene)
+    calls = recorded(tmp_path / "odd", server.upstream, scene)
     assert [(call.status, call.untrainable) for call in calls] == [(400, None), (200, None)]

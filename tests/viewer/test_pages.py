@@ -76,7 +76,7 @@ def test_texts_and_names_of_folders_are_only_text(folder: Path, tmp_path: Path) 
     assert (page["runs"][0]["name"], "<b>" in page["text"]) == ("<b>run&", False)
 
 
-def test_no_room_leaves_episodes_out_and_keeps_their_rows(folder: Path) -> None:
+def test_what_has_no_room_or_was_not_asked_for_is_left_out_and_keeps_its_row(folder: Path) -> None:
     whole, _ = written(folder)
     done, page = written(folder, max_bytes=whole.size - 1)
     assert done.size <= whole.size - 1
@@ -86,9 +86,6 @@ def test_no_room_leaves_episodes_out_and_keeps_their_rows(folder: Path) -> None:
     none, bare = written(folder, max_bytes=1)
     assert none.left_out == 4
     assert set(bare["tags"]) == {"r0"}
-
-
-def test_asked_ids_alone_are_held(folder: Path) -> None:
     done, page = written(folder, tasks=["task-1"])
     assert [row["held"] for row in page["rows"]] == [False, True, False, False]
     assert done.left_out == 3
