@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
     from harness1.models.adapters import Weights
 
-Deliver = Callable[["Weights", int], Awaitable[None]]
-"""Gives weights and their version to what samples in this process, such as `Rollouts.publish`."""
-OnTokens = Callable[[int, int], None]
-"""Called within a step with the tokens done and those of all its rows."""
+Deliver = Callable[["Weights", int], Awaitable[None]]  # gives weights and version to a sampler, as `Rollouts.publish`
+OnTokens = Callable[[int, int], None]  # called within a step with the tokens done and those of all its rows
 
 
 class Engine(Protocol):
@@ -63,8 +61,7 @@ class Engine(Protocol):
 class TrainingService(NamedTuple):
     """What trains in place of this machine."""
 
-    sampler: Backend
-    """Samples the weights that the engine published last."""
+    sampler: Backend  # samples the weights that the engine published last
     open_engine: Callable[[Path, Algorithm, Config, int], Engine]
     """Returns the engine for a base folder, a loss, the settings, and the number of steps of the rate's schedule."""
 

@@ -25,12 +25,10 @@ from harness1.training.saving import load_state, write_state
 from harness1.training.trainer import Diverged
 
 STATE = Path("state", "state.pt")
-SAVE_MINUTES = 10.0
-"""Minutes after which an update saves a state even if `train.save_every` does not ask for one."""
+SAVE_MINUTES = 10.0  # minutes after which an update saves a state even if `train.save_every` does not ask for one
 HIGHER = {"nll": False, "valid": True, "tool_agreement": True, "curated_recall": True, "reward": True}
 """The metrics that can choose the best checkpoint; True if higher values are better."""
-OF_EPISODES = ("curated_recall", "reward")
-"""Those of whole episodes, which the infrastructure may break."""
+OF_EPISODES = ("curated_recall", "reward")  # those of whole episodes, which the infrastructure may break
 
 
 @dataclass
@@ -54,17 +52,13 @@ class Best:
 class LoopState(Record):
     """What is saved between updates."""
 
-    trainer: str
-    """The name of the engine's save."""
+    trainer: str  # the name of the engine's save
     best: Best
     card: Checkpoint
     validated: int = -1
-    looked: int = -1
-    """What earlier versions of reinforcement learning called `validated`."""
-    version: int = -1
-    """Updates done; -1 in states of earlier versions of fine-tuning, which counted the engine's steps."""
-    buffer: Any = None
-    """That of reinforcement learning."""
+    looked: int = -1  # what earlier versions of reinforcement learning called `validated`
+    version: int = -1  # updates done; -1 in states of earlier versions of fine-tuning, which counted the engine's steps
+    buffer: Any = None  # that of reinforcement learning
 
 
 class TrainingLoop(ABC):
@@ -85,10 +79,8 @@ class TrainingLoop(ABC):
         self.engine, self.out, self.card, self.settings = engine, out, card, train
         self.updates, self._on_step, self._unit, self._ends_at = updates, on_step, unit, ends_at
         self.best = Best(train.watch.metric)
-        self.version = 0
-        """Updates done, which is also the version of the weights."""
-        self.validated = -1
-        """The version that was validated last; -1 if none was."""
+        self.version = 0  # updates done, which is also the version of the weights
+        self.validated = -1  # the version that was validated last; -1 if none was
         self.log: TrainLog
         state = load_state(out / STATE, LoopState)
         if state is not None:
@@ -97,8 +89,7 @@ class TrainingLoop(ABC):
             self.version = state.version if state.version >= 0 else engine.step_count
             self.validated = max(state.validated, state.looked)
         self.resumed = state
-        self.begun = self.version
-        """The version that this process began with."""
+        self.begun = self.version  # the version that this process began with
         self._saved_at = time.monotonic()
 
     @abstractmethod

@@ -39,8 +39,7 @@ from harness1.training.saving import copy_beside_weights, write_card
 from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, Diverged, rate_at
 
 Reduction = Literal["sum", "row_mean"]
-Loss = tuple[str, dict[str, float] | None]
-"""A loss of the service, by name, with its settings."""
+Loss = tuple[str, dict[str, float] | None]  # a loss of the service, by name, with its settings
 
 
 def loss_of(algorithm: Algorithm, reduction: Reduction) -> Loss:
@@ -110,8 +109,7 @@ def _log_ratios(row: TrainRow, logprobs: Sequence[float]) -> list[float]:
     return [min(max(log, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT) for log in logs]
 
 
-ANONYMOUS = "tml-none"
-"""The key for a server that asks for none; the client demands the form."""
+ANONYMOUS = "tml-none"  # the key for a server that asks for none; the client demands the form
 ADVICE = "SkyRL 0.3 needs tinker==0.24.1, SkyRL 0.4 tinker>=0.25,<0.26, and the hosted service the newest"
 _NAME = re.compile(r"tinker:(?P<model>[^@]+)(@(?P<url>https?://[^@]+))?")
 
@@ -214,8 +212,7 @@ class TinkerBackend:
         return check_output(found, sampling, version)
 
 
-ALGORITHMS = ("cispo", "reinforce")
-"""Those of `rl.algorithm` that a service has."""
+ALGORITHMS = ("cispo", "reinforce")  # those of `rl.algorithm` that a service has
 
 
 def check_supported(config: Config, processes: int = 1) -> None:

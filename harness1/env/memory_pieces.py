@@ -35,11 +35,9 @@ from harness1.tools.tool import Traits
 QUERIES_CHARACTERS = 1000
 QUERY_CHARACTERS = 200
 """If the queries together exceed the first length, each is cut to the second, so that a small window holds them."""
-PASSAGE_CHARACTERS = 300
-"""Characters shown of the passage that a verdict rests on."""
+PASSAGE_CHARACTERS = 300  # characters shown of the passage that a verdict rests on
 
-VERDICTS = 8
-"""Verdicts shown in the memory, newest first."""
+VERDICTS = 8  # verdicts shown in the memory, newest first
 
 
 class TurnPieces(msgspec.Struct, frozen=True):
@@ -161,10 +159,8 @@ def handle_of(memory: WorkingMemory, unit_id: UnitId) -> str:
     return memory.pool.entries[unit_id].handle
 
 
-LEAD_SOURCES = 3
-"""Documents that are shown to name a lead."""
-LINKING = 5
-"""Bridge documents that are shown."""
+LEAD_SOURCES = 3  # documents that are shown to name a lead
+LINKING = 5  # bridge documents that are shown
 
 
 def order_piece(memory: WorkingMemory, env: Env, found: Assessment, visible: Set[UnitId]) -> Piece:

@@ -34,12 +34,9 @@ yes: the document says it, or it follows plainly. no: the document contradicts i
 Answer with one JSON object and nothing else, without a code fence:
 {"verdict": "yes", "no" or "unclear", "quote": "one sentence of the document, word for word, on which the verdict \
 rests, or nothing"}"""
-MOST_TOKENS = 1024
-"""Limit of an answer: reasoning, a verdict and one sentence."""
-CACHED = 8192
-"""Number of verdicts in the cache; the least recently used are dropped."""
-EXCERPT = 120
-"""Characters of an unreadable answer that a fault repeats."""
+MOST_TOKENS = 1024  # limit of an answer: reasoning, a verdict and one sentence
+CACHED = 8192  # number of verdicts in the cache; the least recently used are dropped
+EXCERPT = 120  # characters of an unreadable answer that a fault repeats
 
 
 class LanguageModelVerifier:
@@ -116,12 +113,10 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
     return VerifierFault(f"language model: no verdict can be read from {answer[:EXCERPT]!r}")
 
 
-SENTENCES = 4
-"""Number of sentences, with the most terms of the claim, that are read alone and with their neighbours."""
+SENTENCES = 4  # number of sentences, with the most terms of the claim, that are read alone and with their neighbours
 BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))
 """Start and end of the passages around such a sentence, of one to three sentences."""
-ENGINE_ERRORS = (RuntimeError, ValueError, OSError)
-"""Errors of a model: out of memory, a lost device, an output that is not a number."""
+ENGINE_ERRORS = (RuntimeError, ValueError, OSError)  # out of memory, a lost device, an output that is not a number
 
 
 class CrossEncoderVerifier:

@@ -24,13 +24,11 @@ from harness1.tools.discovery import MOST_QUERIES
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec, one_line
 
-LONGEST_ACTION = 1000
-"""Characters shown of a policy's own call or reasoning where there are no sampled tokens."""
+LONGEST_ACTION = 1000  # characters shown of a policy's own call or reasoning where there are no sampled tokens
 
 Role = Literal["system", "user", "assistant", "tool"]
 
-HALFWAY, WARNING, CRITICAL = 0.60, 0.75, 0.90
-"""Shares of the prompt used from which the budget line says: half is over, finish soon, end at once."""
+HALFWAY, WARNING, CRITICAL = 0.60, 0.75, 0.90  # shares of the prompt used: half is over, finish soon, end at once
 
 
 @dataclass(frozen=True, slots=True)

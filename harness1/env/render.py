@@ -37,8 +37,7 @@ from harness1.records import Episode, UnitId
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
 
-TOOLS = "+tools"
-"""The key under which the tokens of the tool declarations are counted."""
+TOOLS = "+tools"  # the key under which the tokens of the tool declarations are counted
 
 
 @dataclass(frozen=True)
@@ -272,8 +271,7 @@ def _last_hits(turn: TurnPieces) -> list[Block]:
     return [Block((hit,), Drop.LAST_HITS, turn.turn) for hit in turn.hits]
 
 
-SMALLEST_TURN = 256
-"""Tokens that must remain for memory and last observation beside static prompt, tools and question."""
+SMALLEST_TURN = 256  # tokens that must remain for memory and last observation beside static prompt, tools and question
 
 
 class Renderer:

@@ -41,10 +41,8 @@ class Verifier(Protocol):
 
 class _Passage(msgspec.Struct, frozen=True):
     text: str
-    terms: frozenset[str]
-    """Stems of the content words, without numbers."""
-    numbers: frozenset[tuple[str, str]]
-    """(kind, value), where kind is percent, money, year, month or count."""
+    terms: frozenset[str]  # stems of the content words, without numbers
+    numbers: frozenset[tuple[str, str]]  # (kind, value), where kind is percent, money, year, month or count
     negated: bool
 
 
@@ -111,8 +109,7 @@ _NUMBER = re.compile(r"([$€£¥]?)(?<![\w.,])(\d[\d,]*+(?:\.\d+)?)(\s?%|\s?per
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMERALS.split())}
 _RISING, _FALLING = WORDS["rising"], WORDS["falling"]
-_OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
-"""Stems of opposite meaning, by stem."""
+_OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)  # stems of opposite meaning, by stem
 
 
 def _read(text: str, stemmer: Stemmer.Stemmer) -> _Passage:

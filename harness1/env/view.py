@@ -67,10 +67,8 @@ class HitView(Record):
     document: DocumentView
     found_by: tuple[tuple[int, int], ...] = ()
     copies: int = 0
-    passed_over: int = 0
-    """Passages of a document that was read which are left out before this one."""
-    entities: dict[str, str] = {}
-    """By handle: the names marked in title and text."""
+    passed_over: int = 0  # passages of a document that was read which are left out before this one
+    entities: dict[str, str] = {}  # by handle, in the order shown: the form shown first
 
 
 class ActionView(Record):
@@ -118,16 +116,11 @@ class TurnView(Record):
 class MemoryView(Record):
     """What one piece shows of the memory, and of its limit; what it does not show is None."""
 
-    cap: int | None = None
-    """The number of documents that can be delivered."""
-    curated: tuple[CuratedView, ...] | None = None
-    """The whole curated set in delivered order."""
-    ranked: tuple[str, ...] | None = None
-    """The handles of the pool by evidence, the best first."""
-    leads: tuple[LeadView, ...] | None = None
-    """The names worth a search, the best first."""
-    verdicts: tuple[JudgementView, ...] | None = None
-    """The newest verdicts, newest first."""
+    cap: int | None = None  # most documents that can be delivered; if not told, the most that any environment allows
+    curated: tuple[CuratedView, ...] | None = None  # the whole curated set in delivered order
+    ranked: tuple[str, ...] | None = None  # the handles of the pool by evidence, the best first
+    leads: tuple[LeadView, ...] | None = None  # the names worth a search, the best first
+    verdicts: tuple[JudgementView, ...] | None = None  # the newest verdicts, newest first
 
 
 @dataclass
@@ -135,22 +128,16 @@ class View:
     """Everything visible now. Where several pieces show the same thing (orders that append), the last one counts."""
 
     query: str = ""
-    handle: str = ""
-    """The question's handle, if queries may contain it."""
-    entities: dict[str, str] = field(default_factory=dict)
-    """By handle, in the order shown: the form of the name that was shown first."""
+    handle: str = ""  # the question's handle, if queries may contain it
+    entities: dict[str, str] = field(default_factory=dict)  # by handle, in the order shown: the form shown first
     budget: BudgetView = field(default_factory=BudgetView)
     curated: tuple[CuratedView, ...] = ()
-    cap: int = LARGEST_CAP
-    """Most documents that can be delivered; under minimal instructions, the most that any environment allows."""
-    documents: dict[str, DocumentView] = field(default_factory=dict)
-    """By handle: the longest text shown."""
-    ranked: tuple[str, ...] = ()
-    """Handles by evidence, the best first; empty where documents are not ranked."""
+    cap: int = LARGEST_CAP  # most documents that can be delivered; if not told, the most that any environment allows
+    documents: dict[str, DocumentView] = field(default_factory=dict)  # by handle: the longest text shown
+    ranked: tuple[str, ...] = ()  # handles by evidence, the best first; empty where documents are not ranked
     leads: tuple[LeadView, ...] = ()
     turns: dict[int, TurnView] = field(default_factory=dict)
-    hits: dict[int, list[HitView]] = field(default_factory=dict)
-    """By turn, in the order shown."""
+    hits: dict[int, list[HitView]] = field(default_factory=dict)  # by turn, in the order shown
     verdicts: tuple[JudgementView, ...] = ()
 
     @classmethod

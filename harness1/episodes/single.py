@@ -65,8 +65,7 @@ class Samples:
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
 """A context around an episode; it yields the function to call after each step, if any."""
-ASKED = "search"
-"""The split of tasks that are no dataset's: somebody asked their questions."""
+ASKED = "search"  # the split of tasks that are no dataset's: somebody asked their questions
 
 
 def question_task(question: str) -> Task:

@@ -27,15 +27,11 @@ _NUMBER = re.compile(r"\d(?:[\d.,:/\-–]*\d)?(?:%| %|st\b|nd\b|rd\b|th\b|s\b)?"
 _SIGNS = "$€£¥-−"
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 4096
-"""Shingles hashed at once, which bounds memory for texts of any length."""
+_BLOCK = 4096  # shingles hashed at once, which bounds memory for texts of any length
 
-PERMUTATIONS, SHINGLE = 64, 5
-"""Hashes of a signature, and words in a row that make a shingle; more hashes estimate likeness better."""
-THRESHOLD = 0.85
-"""Estimated Jaccard similarity of the shingles from which two texts are near duplicates."""
-LEAST_CHARACTERS = 40
-"""Characters below which a text is never a duplicate: short ones are alike by chance."""
+PERMUTATIONS, SHINGLE = 64, 5  # hashes of a signature (more estimate likeness better), and words of a shingle
+THRESHOLD = 0.85  # estimated Jaccard similarity of the shingles from which two texts are near duplicates
+LEAST_CHARACTERS = 40  # characters below which a text is never a duplicate: short ones are alike by chance
 
 
 @lru_cache(maxsize=1024)
@@ -105,8 +101,7 @@ class Fingerprints(Forkable):
 
     firsts: dict[str, tuple[str, str, str] | None] = {}
     """Title and figures -> id, title and text of the first with them; None once it has moved into a bucket."""
-    buckets: dict[str, Bucket] = {}
-    """Guard -> the texts that share title and figures with another."""
+    buckets: dict[str, Bucket] = {}  # guard -> the texts that share title and figures with another
 
     def match(self, identifier: str, title: str, text: str) -> str | None:
         """Return the representative that a text repeats, the most similar, then the earliest: guards are equal and the

@@ -36,8 +36,7 @@ _ENTITY = re.compile(
 
 _YEAR = re.compile(_DATE)
 
-SCANNED = 8000
-"""Characters of a chunk that are searched for entities."""
+SCANNED = 8000  # characters of a chunk that are searched for entities
 
 
 @lru_cache(maxsize=2048)
@@ -130,16 +129,11 @@ class EvidenceGraph(Forkable):
     """The entities and units of an episode, linked both ways, as plain data that only `add` writes. Entities that
     differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first is shown."""
 
-    names: dict[str, str] = {}
-    """Key of an entity -> the form seen first."""
-    units: dict[str, tuple[UnitId, ...]] = {}
-    """Key of an entity -> the units that mention it, in order of addition."""
-    entities: dict[UnitId, tuple[str, ...]] = {}
-    """Unit -> the keys of its entities, in order of addition."""
-    levels: dict[int, dict[str, None]] = {}
-    """Number of units, from 2 -> the keys of the entities in that many units, so that the most common are at hand."""
-    singletons: int = 0
-    """Number of entities in exactly one unit: possible next hops."""
+    names: dict[str, str] = {}  # key of an entity -> the form seen first
+    units: dict[str, tuple[UnitId, ...]] = {}  # key of an entity -> the units that mention it, in order of addition
+    entities: dict[UnitId, tuple[str, ...]] = {}  # unit -> the keys of its entities, in order of addition
+    levels: dict[int, dict[str, None]] = {}  # number of units, from 2 -> the keys of the entities in that many units
+    singletons: int = 0  # number of entities in exactly one unit: possible next hops
 
     def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
         """Record that a unit mentions some entities. May be called again for more text of the same unit."""
@@ -195,16 +189,14 @@ _HANDLE = re.compile(r"\bE[1-9][0-9]{0,5}\b")
 _QUESTION = re.compile(r"\bQ\b")
 _EITHER = re.compile(rf"{_HANDLE.pattern}|{_QUESTION.pattern}")
 _HANDLES = re.compile(rf"(?:(?:{_EITHER.pattern})[ ,;]*)+")
-QUESTION = "Q"
-"""The handle of the question."""
+QUESTION = "Q"  # the handle of the question
 
 
 class EntityHandles(Forkable):
     """The entities shown in an episode, in order of appearance (E1 is the first); forms of a name are one."""
 
     names: list[str] = []
-    numbers: dict[str, int] = {}
-    """Key of an entity -> the number in its handle, from 1."""
+    numbers: dict[str, int] = {}  # key of an entity -> the number in its handle, from 1
 
     def add(self, names: Iterable[str]) -> None:
         """Give handles to the entities that have none yet."""

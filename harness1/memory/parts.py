@@ -54,8 +54,7 @@ class Pool(Forkable):
 
     unit: Unit = "document"
     entries: dict[UnitId, Entry] = {}
-    numbers: dict[DocId, int] = {}
-    """The number in the handle of each document, from 1, in order of first appearance."""
+    numbers: dict[DocId, int] = {}  # the number in the handle of each document, from 1, in order of first appearance
     handles: dict[str, UnitId] = {}
     aliases: dict[UnitId, UnitId] = {}
 
@@ -109,8 +108,7 @@ class Pool(Forkable):
         return next((doc_id for doc_id, number in self.numbers.items() if head == f"D{number}"), None)
 
 
-POPULATED_TAG: Tag = "fair"
-"""Importance of what the harness curates."""
+POPULATED_TAG: Tag = "fair"  # importance of what the harness curates
 DEFAULT_TAG: Tag = "fair"
 RANK: dict[Tag, int] = {tag: rank for rank, tag in enumerate(TAGS)}
 
@@ -174,8 +172,7 @@ class VerificationCache(Forkable):
     """The verdicts of an episode by claim and unit, in order of insertion, as plain data."""
 
     verdicts: dict[str, Verdict] = {}
-    judged: dict[str, int] = {}
-    """Stored chunks of the unit when it was judged."""
+    judged: dict[str, int] = {}  # stored chunks of the unit when it was judged
 
     def get(self, claim: str, unit_id: UnitId, chunks: int = 0) -> Verdict | None:
         """Return the stored verdict of a claim (see `normalise_claim`), unless the unit has gained chunks since."""

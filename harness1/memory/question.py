@@ -12,15 +12,11 @@ from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.sentences import okapi, tokens
 from harness1.words import Remembered, has_foreign, spaced_out, stem, words
 
-SCANNED_CHARACTERS = 8000
-"""Characters of a text that are read for names and sentences."""
+SCANNED_CHARACTERS = 8000  # characters of a text that are read for names and sentences
 LONGEST_TITLE = 1000
-MOST_TERMS = 60
-"""Terms of a question that count; a set of them is a machine word."""
-ARTICLE = 5
-"""Characters before a name that a text begins with: room for an article or a bracket."""
-STEM = 5
-"""Letters that identify a word: director, directed and directing share them."""
+MOST_TERMS = 60  # terms of a question that count; a set of them is a machine word
+ARTICLE = 5  # characters before a name that a text begins with: room for an article or a bracket
+STEM = 5  # letters that identify a word: director, directed and directing share them
 
 RELATIONS = tuple(
     frozenset(group.split())
@@ -54,8 +50,7 @@ _BORDERS = re.compile(
     r"[,;:?]\s+|\s+(?:and|while|but|or|whereas|although|as opposed to|compared to|which|who|that|when|after|before|"
     r"because|with|where)\s+"
 )
-PART_TERMS, PART_SHARE, MOST_PARTS = 3, 0.8, 6
-"""A part of a question has at least 3 terms and less than 80 % of them all; no more than 6 parts are told."""
+PART_TERMS, PART_SHARE, MOST_PARTS = 3, 0.8, 6  # a part has at least 3 terms and less than 80 % of all; at most 6
 _POSSESSIVE = re.compile(r"['’][sS]\b")
 _BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 _BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")

@@ -41,23 +41,17 @@ from harness1.memory.question import (
 from harness1.memory.sentences import split
 from harness1.records import Hit, Ranking, Record, UnitId
 
-READ_TERMS = 400
-"""Terms of a unit that count."""
-FEW_TERMS = 50
-"""A unit of this many terms counts half: the fewer words it has, the less their likeness says."""
+READ_TERMS = 400  # terms of a unit that count
+FEW_TERMS = 50  # a unit of this many terms counts half: the fewer words it has, the less their likeness says
 
 
 class PoolWords(Forkable):
     """The words of pooled units, which tell how alike units are. Only `add` writes the fields."""
 
-    terms: dict[str, int] = {}
-    """Terms with their numbers."""
-    sizes: list[int] = []
-    """Distinct terms of each unit."""
-    numbers: bytearray = bytearray()
-    """Unit by unit, the numbers of its terms, int32."""
-    often: bytearray = bytearray()
-    """Beside them, the logarithms of 1 + how often the unit has the term, float64."""
+    terms: dict[str, int] = {}  # terms with their numbers
+    sizes: list[int] = []  # distinct terms of each unit
+    numbers: bytearray = bytearray()  # unit by unit, the numbers of its terms, int32
+    often: bytearray = bytearray()  # beside them, the logarithms of 1 + how often the unit has the term, float64
 
     def add(self, terms: Iterable[str], asked: Container[str]) -> None:
         """Take in the terms of the next unit, except those asked for."""
@@ -92,29 +86,21 @@ class PoolWords(Forkable):
         return likeness
 
 
-STRONG = 0.1
-"""A unit of less strength than this (below place 8 or so) passes nothing on to what it names."""
-NEAR_RANKS = 3
-"""Ranks of a query about a name that may tell another form of the name."""
-HOPS, DECAY = 2, 0.7
-"""How often strength is passed on, and the share that is left of it."""
+STRONG = 0.1  # a unit of less strength than this (below place 8 or so) passes nothing on to what it names
+NEAR_RANKS = 3  # ranks of a query about a name that may tell another form of the name
+HOPS, DECAY = 2, 0.7  # how often strength is passed on, and the share that is left of it
 MOST_LINK = 1.5
-WORTHWHILE = 0.08
-"""A name of less value than this is not worth a search."""
-MOST_LEADS = 30
-"""Names in documents that are told as leads."""
-PART_WORTH = 0.6
-"""The value of a part of the question: less than a name in it, more than most names in documents."""
+WORTHWHILE = 0.08  # a name of less value than this is not worth a search
+MOST_LEADS = 30  # names in documents that are told as leads
+PART_WORTH = 0.6  # the value of a part of the question: less than a name in it, more than most names in documents
 
 
 class UnitNames(Forkable):
     """The units that a name may mean, by number. Only `add_unit` and `add_query` write them."""
 
-    heads: dict[str, tuple[int, ...]] = {}
-    """Units by what their titles name; without a title, by the name that the text begins with."""
+    heads: dict[str, tuple[int, ...]] = {}  # units by what their titles name, or by the name that the text begins with
     titles: list[str] = []
-    sources: dict[str, int] = {}
-    """The first unit of each source."""
+    sources: dict[str, int] = {}  # the first unit of each source
     near: dict[str, tuple[int, ...]] = {}
     """By query about a name: the units that it found near the top under a longer or shorter form of the name."""
 
@@ -231,12 +217,9 @@ def _names_in(texts: tuple[str, ...], own: str, relations: frozenset[str]) -> di
     return names
 
 
-COMPARED = 3
-"""Units at the top whose words speak for others."""
-LEAST_MARGIN = 1e-9
-"""The share of the best score for a hit that an engine scored 0 or below: the question found it all the same."""
-TOLD_FROM = 0.5
-"""The least value of a feature that is told as a reason."""
+COMPARED = 3  # units at the top whose words speak for others
+LEAST_MARGIN = 1e-9  # share of the best score for a hit that an engine scored 0 or below: it was found all the same
+TOLD_FROM = 0.5  # the least value of a feature that is told as a reason
 
 _OWN, _MASK, _SENTENCE = Struct("6d"), Struct("q"), Struct("2q")
 """Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
@@ -247,32 +230,22 @@ _PART = re.compile(r"(?: (?:page|part|section|chapter))?(?: \d+)+$")
 class Weights(Record):
     """The weight of each feature. All features grow with the evidence, and none of their weights is negative."""
 
-    margin: float
-    """Score for the question, from the lowest that was read (0) to the highest (1)."""
+    margin: float  # score for the question, from the lowest that was read (0) to the highest (1)
     fused: float
     """Reciprocal ranks over all queries, as a share of the highest sum; where the whole question was searched, 0 for
     what only searches for something else found, unless it begins with what they were about or strong units name it."""
-    named: float
-    """The question names the unit by its title; without a title, by the name that its text begins with."""
-    title: float
-    """Share of the title's words that the question has."""
-    cover: float
-    """Share of the question's terms in title and text, the heavier the rarer among what the question found; scaled."""
-    sentence: float
-    """The same in one sentence."""
-    names: float
-    """Share of the question's names that title and text have."""
-    link: float
-    """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
+    named: float  # the question names the unit by its title; without a title, by the name that its text begins with
+    title: float  # share of the title's words that the question has
+    cover: float  # share of the question's terms in it, the heavier the rarer among what the question found; scaled
+    sentence: float  # the same in one sentence
+    names: float  # share of the question's names that title and text have
+    link: float  # strong units name it, in two hops; more if a word of the question's relations is near the name
     via: float
     """Reciprocal rank for a query about what title or text begin with, divided by the units of the same source, as many
     pages of one report say that they are about its company."""
-    siblings: float
-    """Ranks of other units of the same source by title, such as pages of a report or sentences of an article."""
-    alike: float
-    """It reads like the units at the top."""
-    semantic: float
-    """Place by the likeness of its embedding to the question's, as 1 / (1 + place / 5); 0 without embeddings."""
+    siblings: float  # ranks of other units of the same source by title: pages of a report, sentences of an article
+    alike: float  # it reads like the units at the top
+    semantic: float  # place by the likeness of its embedding to the question's: 1 / (1 + place / 5); 0 without any
 
 
 class Fitted(Record):
@@ -302,8 +275,7 @@ class Assessment:
     """The pooled units and the names to search next, each with the most valuable first."""
 
     units: tuple[UnitId, ...] = ()
-    features: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURES))))
-    """Shape [units, features]."""
+    features: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURES))))  # [units, features]
     leads: tuple[Lead, ...] = ()
 
     @cached_property
@@ -328,21 +300,16 @@ class EvidenceValue(Forkable):
     own: bytearray = bytearray()
     """Of each unit, as `_OWN`: share of the best score for the question, best rank as 1 / (1 + rank / 5), the sum for
     `fused`, share of the title, via, and the likeness of the embedding (0: unknown)."""
-    masks: bytearray = bytearray()
-    """The terms of the question in each unit, as sets of bits (`_MASK`)."""
-    sentences: bytearray = bytearray()
-    """Units, and the terms of one of their sentences, as `_SENTENCE`."""
-    asked: list[str] = []
-    """The names of units that the question has."""
+    masks: bytearray = bytearray()  # the terms of the question in each unit, as sets of bits (`_MASK`)
+    sentences: bytearray = bytearray()  # units, and the terms of one of their sentences, as `_SENTENCE`
+    asked: list[str] = []  # the names of units that the question has
     names: UnitNames = msgspec.field(default_factory=UnitNames)
     sources: list[int] = []
     """Of each unit: the first unit that is about the same by title, or without one by the name that its text begins
     with; itself if it has neither."""
     words: PoolWords = msgspec.field(default_factory=PoolWords)
-    pages: dict[str, int] = {}
-    """Ranks that were read of each query, page by page."""
-    best: dict[str, float] = {}
-    """The best score of each query that has all terms of the question."""
+    pages: dict[str, int] = {}  # ranks that were read of each query, page by page
+    best: dict[str, float] = {}  # the best score of each query that has all terms of the question
 
     def add(self, unit_id: UnitId, hit: Hit, query: str) -> None:
         """Take in a chunk of a pooled unit."""

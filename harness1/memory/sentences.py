@@ -14,8 +14,7 @@ import msgspec
 
 from harness1.words import is_foreign, terms
 
-LONGEST = 600
-"""Characters after which text without a border is cut at white space: tables and lists need borders too."""
+LONGEST = 600  # characters after which text without a border is cut at white space: tables and lists need borders too
 
 UPPER = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
 """The upper-case letters of Latin, Greek, Cyrillic, Armenian and Georgian beyond ASCII, for a character class."""
@@ -41,8 +40,7 @@ _INITIALS = re.compile(r"(?:[^\W\d_]\.)+")
 _OPENING = "\"'“‘(["
 _ABBREVIATIONS, _BEFORE_NUMBERS = WORDS["abbreviations"], WORDS["before_numbers"]
 _LONGEST_ABBREVIATION = 12
-_LONGEST_WORD = 7
-"""Letters of a word that is longer than any abbreviation."""
+_LONGEST_WORD = 7  # letters of a word that is longer than any abbreviation
 
 
 def table(kept: Callable[[str], bool]) -> bytes:

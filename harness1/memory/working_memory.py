@@ -32,17 +32,14 @@ class WorkingMemory(Forkable, dict=True):
     turn: int = 0
     pool: Pool = msgspec.field(default_factory=Pool)
     curated: CuratedSet = msgspec.field(default_factory=CuratedSet)
-    store: dict[ChunkId, Hit] = {}
-    """The full text of every chunk ever returned, which later searches exclude."""
+    store: dict[ChunkId, Hit] = {}  # the full text of every chunk ever returned, which later searches exclude
     evidence: EvidenceGraph = msgspec.field(default_factory=EvidenceGraph)
     fingerprints: Fingerprints = msgspec.field(default_factory=Fingerprints)
     verification: VerificationCache = msgspec.field(default_factory=VerificationCache)
     history: list[HistoryLine] = []
     auto_populated: bool = False
-    since_curation: int = 0
-    """Turns since the last curation."""
-    tools_used: dict[str, int] = {}
-    """The tools that had an effect, each with the first such turn."""
+    since_curation: int = 0  # turns since the last curation
+    tools_used: dict[str, int] = {}  # the tools that had an effect, each with the first such turn
     entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
     """Stays empty where queries may contain no handles (`Env.has_handles`)."""
     value: EvidenceValue = msgspec.field(default_factory=EvidenceValue)
@@ -147,8 +144,7 @@ class WorkingMemory(Forkable, dict=True):
             self.value.add(unit_id, hit, self.query)
 
 
-BEST = 10
-"""Units at the top of the evidence order whose names are compared with those of all others."""
+BEST = 10  # units at the top of the evidence order whose names are compared with those of all others
 
 
 def bridge_documents(

@@ -62,11 +62,9 @@ class Component:
     key: str
     ceiling: float | None
     value: Callable[[Case], float]
-    process: bool = False
-    """True if it rates how the episode went rather than what it found; the sum of such terms is capped as well."""
+    process: bool = False  # True if it rates how the episode went rather than what it found: their sum is capped
     cost: bool = False
-    doc: str = ""
-    """What it rates, in one line: its docstring."""
+    doc: str = ""  # what it rates, in one line: its docstring
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.doc)
@@ -105,16 +103,11 @@ def component(
     return lambda value: Component(name, name, ceiling, value, process, cost, doc or value.__doc__ or "")
 
 
-DIVERSITY_TARGET = 6
-"""Different tools that earn all of `diversity`; at most those offered."""
-CURATION_TARGET = 0.40
-"""Share of the turns that earns all of `curation`."""
-FREE_TURNS = 20
-"""Turns that cost nothing."""
-PROCESS_CAP = 0.5
-"""Limit on the absolute sum of the process terms."""
-FORMAT_FAILURE = -0.5
-"""Reward of an episode that ended without a readable call, in place of the sum."""
+DIVERSITY_TARGET = 6  # different tools that earn all of `diversity`; at most those offered
+CURATION_TARGET = 0.40  # share of the turns that earns all of `curation`
+FREE_TURNS = 20  # turns that cost nothing
+PROCESS_CAP = 0.5  # limit on the absolute sum of the process terms
+FORMAT_FAILURE = -0.5  # reward of an episode that ended without a readable call, in place of the sum
 
 
 answer = component("answer", doc="F, the final-answer recall of the curated set.")(
@@ -194,8 +187,7 @@ COMPONENTS = (
     turn_penalty,
 )
 """All components, in the order in which they are summed."""
-BEYOND_CAP = "beyond_process_cap"
-"""The name of the term that takes back the excess over `PROCESS_CAP`."""
+BEYOND_CAP = "beyond_process_cap"  # the name of the term that takes back the excess over `PROCESS_CAP`
 NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
 
@@ -250,8 +242,7 @@ def plugin_component(name: str) -> Component:
     return found
 
 
-SUM = "sum"
-"""The recipe without a floor and without a reward of its own for an empty set."""
+SUM = "sum"  # the recipe without a floor and without a reward of its own for an empty set
 
 
 def composite(result: Outcome, episode: Episode, config: Config, gold: Gold | None = None) -> RewardRecord | None:

@@ -14,26 +14,19 @@ from types import MappingProxyType
 from harness1.errors import UsageError
 from harness1.records import Episode, Gold, Record, Status, Unit, UnitId
 
-DEPTHS = (1, 3, 5, 10, 15, 30)
-"""Depths k of success, precision and recall."""
+DEPTHS = (1, 3, 5, 10, 15, 30)  # depths k of success, precision and recall
 
-Target = frozenset[UnitId]
-"""Alternative units, any one of which is enough: a single document, or the chunks that state one fact."""
+Target = frozenset[UnitId]  # alternative units, any one of which is enough: a document, or chunks that state one fact
 
 
 class Judged(Record):
     """A ranking matched with its targets. Places count from 1. Every measure is in [0, 1], and 0 if either is empty."""
 
-    size: int
-    """Units ranked, each counted once."""
-    relevant: tuple[int, ...]
-    """Places of the units that belong to a target, ascending."""
-    met: tuple[float, ...]
-    """For each target, the place of the first unit that meets it; infinite if none does."""
-    grades: tuple[int, ...]
-    """Grade of each target."""
-    ideal: tuple[int, ...]
-    """Grades that an ideal ranking gains at each place."""
+    size: int  # units ranked, each counted once
+    relevant: tuple[int, ...]  # places of the units that belong to a target, ascending
+    met: tuple[float, ...]  # for each target, the place of the first unit that meets it; infinite if none does
+    grades: tuple[int, ...]  # grade of each target
+    ideal: tuple[int, ...]  # grades that an ideal ranking gains at each place
 
     def recall(self, depth: float = math.inf) -> float:
         """Return the share of the targets met at this depth or above."""
@@ -124,8 +117,7 @@ class Targets(Record):
 
     relevant: tuple[Target, ...]
     answer: tuple[Target, ...]
-    grades: tuple[int, ...]
-    """Grade of each relevant target; 1 for facts."""
+    grades: tuple[int, ...]  # grade of each relevant target; 1 for facts
 
 
 class Outcome(Record, kw_only=True):
@@ -140,20 +132,14 @@ class Outcome(Record, kw_only=True):
     recall_alias: float = 0.0
     precision_alias: float = 0.0
     answer_recall_alias: float = 0.0
-    trajectory_recall: float = 0.0
-    """Recall of everything seen: the pool and the near duplicates that its units represent."""
+    trajectory_recall: float = 0.0  # recall of all seen: the pool and the near duplicates that its units represent
     trajectory_answer_recall: float = 0.0
-    ranked: dict[str, float] = {}
-    """Measures of the curated set's order, by their name in `ranking.MEASURES`."""
+    ranked: dict[str, float] = {}  # measures of the curated set's order, by their name in `ranking.MEASURES`
     set_size: int = 0
-    turns: int = 0
-    """Turns with an action; a turn that ended in unreadable output has none."""
-    calls: dict[str, int] = {}
-    """Successful calls of each tool (an observation without error), except `end_search`."""
-    tool_errors: int = 0
-    """Calls that the environment answered with an error."""
-    format_errors: int = 0
-    """Outputs of the policy without a readable action, retries included."""
+    turns: int = 0  # turns with an action; a turn that ended in unreadable output has none
+    calls: dict[str, int] = {}  # successful calls of each tool (an observation without error), except `end_search`
+    tool_errors: int = 0  # calls that the environment answered with an error
+    format_errors: int = 0  # outputs of the policy without a readable action, retries included
 
     @property
     def selection_loss(self) -> float:

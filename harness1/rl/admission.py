@@ -121,8 +121,7 @@ def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: Rewa
 
 VERB, REPORT, README = "rl check", "report.json", "README.md"
 RUNS = "policies"  # the folder of the policies' runs, each of which can be viewed, replayed and resumed like any other
-ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")
-"""The order in which a reward should rank policies, best first."""
+ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")  # of rewards, best first
 
 Trials = Mapping[str, Mapping[str, Sequence[Trial]]]  # by task, then by policy
 COLUMNS = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")

@@ -58,8 +58,7 @@ class EpisodeGroup(Record):
     episodes: tuple[Episode, ...]
 
 
-WINDOW = 0.3
-"""Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
+WINDOW = 0.3  # share of the open groups, oldest first, that training may take from; later ones wait (Forge)
 Item = TypeVar("Item")
 DropReason = Literal["filtered", "stale", "faulty"]
 

@@ -27,10 +27,8 @@ BOUND = 1e-4
 """The bound of a difference in float32 at temperatures of 1 or more; below 1, it is divided by the temperature. Also
 that of a token before the first step, where trainer and sampler are float32: only the order of computation differs."""
 MEAN_K3_BOUND = 1e-3
-HALF_BOUND = 5e-3
-"""The largest mean k3 of the first batch where one of them is not: they round at different places (about 1e-3)."""
-TIES = {"float32": 1e-3, "bfloat16": 0.25}
-"""Logits that differ by less may change places if the order of computation changes."""
+HALF_BOUND = 5e-3  # the largest mean k3 of the first batch in half precision: they round at different places (1e-3)
+TIES = {"float32": 1e-3, "bfloat16": 0.25}  # logits that differ by less may change places with the order of computation
 NUCLEUS_EDGE = 1e-5  # a token whose cumulative probability is this near to `top_p` may fall on either side of it
 
 

@@ -35,10 +35,8 @@ from harness1.sft.build import TeacherEpisode, candidate, draw_held_out
 from harness1.sft.collect import TeacherRun, open_runs
 
 VERB, PIVOTS, README = "rl pivots", "pivots.jsonl", "README.md"
-SAMPLES, LIMIT = 8, 0.6
-"""Actions of the reference policy by which a turn is judged, and the share of right ones from which it is too easy."""
-HELD_OUT, SEED = 0.1, 42
-"""Share of the tasks whose turns are never trained on, and the seed that draws them and the samples."""
+SAMPLES, LIMIT = 8, 0.6  # actions of the reference policy at a turn; the share of right ones from which it is too easy
+HELD_OUT, SEED = 0.1, 42  # share of the tasks whose turns are never trained on; seed of these and of the samples
 Split: TypeAlias = Literal["train", "held_out"]
 PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
 """The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state

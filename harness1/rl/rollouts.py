@@ -122,8 +122,7 @@ def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = No
     return LanguageModelPolicy(model, chat, config.env.generation_reserve, settings, spec)
 
 
-Undisturbed = Callable[[], AbstractAsyncContextManager[None]]
-"""Gives a context in which the trainer has the devices for itself."""
+Undisturbed = Callable[[], AbstractAsyncContextManager[None]]  # in it the trainer has the devices for itself
 
 
 def reserve_devices(sampler: Backend, config: Config, device: str, processes: int = 1) -> Undisturbed:

@@ -298,15 +298,13 @@ DEV = "dev"  # the split for validation, if a dataset has it
 class TrainingInputs(Record):
     """What a training run learns from, and what it begins with."""
 
-    data: tuple[str, ...] = ()
-    """Datasets. Those with a `dev` split are validated on it; some tasks of the others are held out."""
+    data: tuple[str, ...] = ()  # validated on their `dev`, or on tasks that are held out
     model: str = ""  # the starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine
     split: str = "train"  # the split of each dataset that tasks are taken from
     index: tuple[str, ...] = ()  # an existing index for each dataset; empty: build one for each
     admission: tuple[str, ...] = ()
     """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
-    share: ShareName = ""
-    """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
+    share: ShareName = ""  # learn only from the tasks that `data.sft_share` gives to fine-tuning, or to RL; empty: all
     against: tuple[str, ...] = ()
     """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
     exclude: tuple[str, ...] = ()  # folders of runs, SFT datasets or checkpoints, whose tasks are not learned from

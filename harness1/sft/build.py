@@ -45,8 +45,7 @@ VERB = "sft build"
 DEFAULTS = Data()
 SHOWN = 5  # number of dropped episodes that a report names
 Place = tuple[int, int]  # the numbers of a run and of an episode in it, in the order of tasks and samples
-OnProgress = Callable[[str, int, int], None]
-"""Called with an activity, the amount done, and the total (0 if unknown)."""
+OnProgress = Callable[[str, int, int], None]  # called with an activity, the amount done, and the total (0 if unknown)
 SEED = 42  # seed that draws the held-out tasks and the episodes that fill a quota
 
 

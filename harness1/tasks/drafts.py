@@ -34,8 +34,7 @@ from harness1.tasks.graph import (
 
 SINGLE, BRIDGE, COMPARISON = "single", "bridge", "comparison"
 INTERSECTION, CLAIM, ASPECT = "intersection", "claim", "aspect"
-DESCRIPTION = "description"
-"""The form that asks what a sentence describes."""
+DESCRIPTION = "description"  # the form that asks what a sentence describes
 
 
 class Need(Record):
@@ -51,36 +50,26 @@ class Draft(Record):
     """A question over passages, which are given by their places in the graph."""
 
     kind: str
-    form: str
-    """The way of asking within the kind."""
+    form: str  # the way of asking within the kind
     question: str
     answer: str
-    needs: tuple[Need, ...]
-    """The evidence, in the order in which a reader finds it."""
-    links: tuple[str, ...] = ()
-    """The name by which each piece of evidence leads to the next."""
-    gold: tuple[DocId, ...] = ()
-    """The passages of the evidence, and others that say the same, once they were looked for."""
-    reach: float = 0.0
-    """The share of the gold that one search for the question finds."""
+    needs: tuple[Need, ...]  # the evidence, in the order in which a reader finds it
+    links: tuple[str, ...] = ()  # the name by which each piece of evidence leads to the next
+    gold: tuple[DocId, ...] = ()  # the passages of the evidence, and others that were found to say the same
+    reach: float = 0.0  # the share of the gold that one search for the question finds
 
 
-SPARE_NAMES = 50
-"""Names of earlier sentences among which a wrong one is chosen."""
-FEW, SOME = 4, 8
-"""Most passages that hold a rare name, and one that is less rare."""
+SPARE_NAMES = 50  # names of earlier sentences among which a wrong one is chosen
+FEW, SOME = 4, 8  # most passages that hold a rare name, and one that is less rare
 _NOT_NAMES = re.compile(rf"(?<!\w)\d|-[a-z]{{4,}}\b|\b(?:{alternatives('months')}|{alternatives('labels')})\b")
 _CODED = re.compile(r"[A-Za-z]\d|[a-z][A-Z]")
-_SHORT = re.compile(rf"(?<={GAP}) ?\([A-Z]\w{{0,9}}\)")
-"""A short form behind the name itself, which would give it away."""
+_SHORT = re.compile(rf"(?<={GAP}) ?\([A-Z]\w{{0,9}}\)")  # a short form behind the name itself, which would give it away
 _EVENT = re.compile(r"(?:[a-z]ed|born|built|won|began|became|died|made|held) (?:[a-z]+ ){0,2}in $")
 _PAST = re.compile(r"\b(?:was|were|had)\b")
 _SOMEBODY = re.compile(r"\b(?:he|she|him|his|hers?)\b", re.I)
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
-LEAST_WORDS = 4
-"""Longer words of a description."""
-AROUND = 170
-"""Characters of an excerpt on each side of its name."""
+LEAST_WORDS = 4  # longer words of a description
+AROUND = 170  # characters of an excerpt on each side of its name
 _RUNS_ON = re.compile(rf" (?:{'|'.join(word.capitalize() for word in sorted(FUNCTION_WORDS))})\b")
 """A name that goes on into the next sentence, for want of a full stop; one of three words may do so as well."""
 _MARKED = re.compile(r"[“”|#*{}<>=@\\]|https?:|…|\bet al\b")
@@ -307,8 +296,7 @@ def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
     return all(is_prose(each) and is_whole_name(*each.split(name, 1)) for each in saying)
 
 
-FAR = 3
-"""Least years between two that are compared."""
+FAR = 3  # least years between two that are compared
 
 
 def single_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:

@@ -19,8 +19,7 @@ from harness1.memory.question import head, normalise_name
 from harness1.records import DocId, Record
 from harness1.retrieval.corpus import Document
 
-WIDE = 55
-"""Characters of a line that may have been broken because the next word had no room."""
+WIDE = 55  # characters of a line that may have been broken because the next word had no room
 _ENDS = (".", "!", "?", ":", ";", ".)", ".”", '."')
 _TABLE = re.compile(r"\||\t| {3,}|\.{4,}|`{3}")
 _APART = re.compile(rf"[-*•·#>=~+]|\d+[.)] |\(?[a-z]\) |\.\. |.*(?:{_TABLE.pattern})")
@@ -43,8 +42,7 @@ def join_lines(text: str) -> str:
     return "\n".join(paragraphs)
 
 
-READ = 4000
-"""Characters of a document that tasks are made from; the rest is read only for other documents that answer."""
+READ = 4000  # characters of a document that tasks are made from; the rest is read only for other documents that answer
 NUMBER = re.compile(r"[\d/s]+")
 IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w.])|(?<![\w.])[A-Za-z]\w*_\w+(?![\w.])")
 """Names of things in code, which have no capitals."""
@@ -59,15 +57,11 @@ class Passage:
     """A document as tasks see it."""
 
     doc_id: DocId
-    subject: str
-    """What its title names, without brackets and sections; "" where the title names nothing."""
+    subject: str  # what its title names, without brackets and sections; "" where the title names nothing
     sentences: tuple[str, ...]
-    names: tuple[tuple[str, ...], ...]
-    """The names in each sentence, in order; no years and dates."""
-    text: str
-    """The whole text; the lines of a paragraph are joined."""
-    is_section: bool = False
-    """True if its title names a section of something larger."""
+    names: tuple[tuple[str, ...], ...]  # the names in each sentence, in order; no years and dates
+    text: str  # the whole text; the lines of a paragraph are joined
+    is_section: bool = False  # True if its title names a section of something larger
 
 
 class CorpusGraph:
@@ -78,8 +72,7 @@ class CorpusGraph:
         self.passages: list[Passage] = []
         self.holders: dict[str, list[int]] = defaultdict(list)
         self.about: dict[str, list[int]] = defaultdict(list)
-        self.small: set[str] = set()
-        """Words that the corpus writes without a capital."""
+        self.small: set[str] = set()  # words that the corpus writes without a capital
         for place, document in enumerate(documents):
             whole = join_lines(document.text)
             text = whole[:READ]
@@ -100,8 +93,7 @@ class CorpusGraph:
         """For each passage, the sentences that can be quoted alone, with their numbers."""
         self.said: dict[int, dict[str, str]] = {}
         """The answer of each relation that a passage states, of subjects that a single passage is about."""
-        self.saying: dict[str, list[int]] = defaultdict(list)
-        """The passages that state a relation."""
+        self.saying: dict[str, list[int]] = defaultdict(list)  # the passages that state a relation
         self.leading: dict[int, list[tuple[int, str]]] = defaultdict(list)
         """For a passage, the relations of others whose answer is its subject."""
         for place, passage in enumerate(self.passages):
@@ -130,8 +122,7 @@ _NAME_WORD = r"[A-ZÀ-ÖØ-ÞŁŠŽĆČĐŚŻİ0-9][\w'’&.-]*"
 NAME = rf"(?:{_NAME_WORD})(?: (?:(?:of|the|de|da|di|van|von|der|la|le|du|del|y|bin|al|&) ){{0,2}}{_NAME_WORD}){{0,5}}"
 _PEOPLES = ("ish", "ese", "ican", "nian", "rian", "lian", "dian", "tian", "French", "Dutch", "Greek", "German", "Swiss")
 """Endings of words that name a people, and stand before a name rather than being one."""
-OPENING = 3
-"""Sentences from the start of a document in which a pronoun is taken to mean its subject."""
+OPENING = 3  # sentences from the start of a document in which a pronoun is taken to mean its subject
 
 
 class Relation(Record):
@@ -205,10 +196,8 @@ def _attaches(passage: Passage, before: str, relation: str) -> bool:
 
 
 GAP = "____"
-SHORTEST, LONGEST = 45, 260
-"""Characters of a sentence that is quoted."""
-ROUNDS = 4
-"""Most sentences that are quoted of a passage."""
+SHORTEST, LONGEST = 45, 260  # characters of a sentence that is quoted
+ROUNDS = 4  # most sentences that are quoted of a passage
 WORDS = msgspec.toml.decode(
     resources.files(__package__).joinpath("quoting.toml").read_bytes(), type=dict[str, list[str]]
 )

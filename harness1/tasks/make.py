@@ -33,18 +33,13 @@ from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION
 from harness1.tasks.graph import YEAR, CorpusGraph, Passage, holds_name, is_whole_name
 from harness1.tasks.questions import REPLIES, QuestionWriter
 
-SEARCHED = 20
-"""Documents that are read for each piece of evidence."""
-ALIKE = 0.6
-"""Share of the words of two sentences in common above which one says what the other does."""
+SEARCHED = 20  # documents that are read for each piece of evidence
+ALIKE = 0.6  # share of the words of two sentences in common above which one says what the other does
 MOST_GOLD = 8
-FOUND = 10
-"""Documents of one search; a bridge whose gold is all among them needs no second search, and is left out."""
-BATCH = 16
-"""Drafts that are looked for in the corpus together."""
+FOUND = 10  # documents of one search; a bridge whose gold is all among them needs no second search, and is left out
+BATCH = 16  # drafts that are looked for in the corpus together
 _WORD = re.compile(r"\w+")
-Said = tuple[str, frozenset[str]]
-"""A sentence and its words in small letters."""
+Said = tuple[str, frozenset[str]]  # a sentence and its words in small letters
 
 
 class GoldReader:
@@ -152,14 +147,11 @@ class Splitter:
         return split
 
 
-WEIGHTS = {BRIDGE: 4, SINGLE: 2, COMPARISON: 1, INTERSECTION: 1, CLAIM: 1, ASPECT: 1}
-"""Shares of the kinds; where a kind runs out, the others take its place."""
+WEIGHTS = {BRIDGE: 4, SINGLE: 2, COMPARISON: 1, INTERSECTION: 1, CLAIM: 1, ASPECT: 1}  # shares, while a kind lasts
 SPLITS = {"train": 0.8, "dev": 0.1, "test": 0.1}
-NEAR = 0.8
-"""Similarity of the words of two questions above which only the first is kept."""
+NEAR = 0.8  # similarity of the words of two questions above which only the first is kept
 VERDICTS = ("supported", "refuted")
-UNEVEN = 2
-"""Most claims by which one verdict leads: a reader could say it without reading."""
+UNEVEN = 2  # most claims by which one verdict leads: a reader could say it without reading
 
 
 def make_tasks(
@@ -263,8 +255,7 @@ def _in_turn(*each_form: Iterator[Draft]) -> Iterator[Draft]:
 
 VERB = "tasks make"
 TEMPLATE = "template"
-FORMAT = 7
-"""Counts changes in the tasks that are made of a corpus."""
+FORMAT = 7  # counts changes in the tasks that are made of a corpus
 
 
 def write_tasks(

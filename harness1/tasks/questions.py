@@ -36,18 +36,15 @@ from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE
 from harness1.tasks.graph import holds_name
 
 REPLIES = "writer.jsonl"
-MOST_TOKENS = 1024
-"""Tokens of a reply, including the thoughts before it."""
-LONGEST = 500
-"""Characters of a question."""
+MOST_TOKENS = 1024  # tokens of a reply, including the thoughts before it
+LONGEST = 500  # characters of a question
 SYSTEM = (
     "You write the questions of a search test. Write the given question anew, as a person would ask it who has not seen"
     " the documents. Keep every name, number and date, and everything else that narrows the answer down. A gap, ____,"
     " stands for what is not known: ask for it in words, and do not fill it in. Of a claim, keep what it claims, true"
     " or not. Add nothing that you know. Reply with the question alone, in one line."
 )
-LEAST_KEPT = 1 / 2
-"""Share of the longer words of a template outside names, by their beginnings, that a question has to keep."""
+LEAST_KEPT = 1 / 2  # share of the longer words of a template, outside names, that a question has to keep
 _OWN = {"which", "find", "fill", "check", "is", "how", "what", "who", "where", "true", "document", "documents"}
 """First words of templates."""
 _FIGURE = re.compile(r"\d[\d.,]*\d|\d")
@@ -59,8 +56,7 @@ class WriterReply(Record):
     """The reply to one prompt of one model. Tokens are None where they are not counted."""
 
     writer: str
-    prompt: str
-    """The hash of the messages."""
+    prompt: str  # the hash of the messages
     text: str
     finish_reason: str = ""
     prompt_tokens: int | None = None
@@ -72,8 +68,7 @@ class Writing(Record):
 
     writer: str
     written: int = 0
-    kept: dict[str, int] = {}
-    """Tasks that keep the question of the template, by what was wrong with the reply."""
+    kept: dict[str, int] = {}  # tasks that keep the question of the template, by what was wrong with the reply
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -177,12 +172,9 @@ def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:
 
 ORACLE, NOTHING, ONE_SEARCH = POLICIES = ("oracle", "no-op", "single-shot")
 NEAR = 0.8
-SHORTEST = 15
-"""Least characters of a question."""
-REACHED = 0.95
-"""Least mean recall of the oracle: below it, gold cannot be found with the tools."""
-GIVEN_AWAY = ("comparison", "aspect", "claim", "intersection")
-"""Kinds whose questions name the gold or the answer on purpose."""
+SHORTEST = 15  # least characters of a question
+REACHED = 0.95  # least mean recall of the oracle: below it, gold cannot be found with the tools
+GIVEN_AWAY = ("comparison", "aspect", "claim", "intersection")  # kinds whose questions name gold or answer on purpose
 SHOWN = 5
 
 
@@ -194,8 +186,7 @@ class KindOfTask(Record):
     oracle: float
     nothing: float
     one_search: float
-    more_than_one: float
-    """Share of the tasks whose gold one search does not find whole."""
+    more_than_one: float  # share of the tasks whose gold one search does not find whole
 
 
 FINDINGS = (
@@ -216,8 +207,7 @@ class TaskFault(Record):
 class TaskCheck(Record):
     """The result of a check; sound tasks have no findings."""
 
-    tasks: dict[str, int]
-    """The number of tasks in each split."""
+    tasks: dict[str, int]  # the number of tasks in each split
     played: tuple[KindOfTask, ...]
     findings: tuple[TaskFault, ...]
 

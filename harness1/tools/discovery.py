@@ -25,25 +25,17 @@ from harness1.words import has_foreign
 
 SHOWN_CHARACTERS = 40
 SHOWN_HANDLES = 5
-QUERY_CHARACTERS = 2000
-"""Longest query, also with names in place of entity handles, of which each may be 50 times as long."""
+QUERY_CHARACTERS = 2000  # longest query, also with names in place of handles, of which each may be 50 times as long
 
-HEADER_TOKENS = 24
-"""Tokens that an allowance sets aside for a hit's handle, title and query marks."""
-LABEL_TOKENS = 16
-"""Tokens of a hit's handle and query marks."""
-TITLE_CHARACTERS = 1000
-"""Characters shown of a title: three times the longest title of the benchmarks."""
-UNCUT_CHARACTERS = 1000
-"""Characters up to which a text is shown whole, however small the window."""
-REASON_CHARACTERS = 1200
-"""Characters of an engine's reason for refusing a pattern, which may repeat the pattern."""
+HEADER_TOKENS = 24  # tokens that an allowance sets aside for a hit's handle, title and query marks
+LABEL_TOKENS = 16  # tokens of a hit's handle and query marks
+TITLE_CHARACTERS = 1000  # characters shown of a title: three times the longest title of the benchmarks
+UNCUT_CHARACTERS = 1000  # characters up to which a text is shown whole, however small the window
+REASON_CHARACTERS = 1200  # characters of an engine's reason for refusing a pattern, which may repeat the pattern
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 
-MOST_QUERIES = 5
-"""Queries of one `fan_out_search`; further ones are left out, and the observation says so."""
-GREP_HITS = 5
-"""Hits of one `grep_corpus`."""
+MOST_QUERIES = 5  # queries of one `fan_out_search`; further ones are left out, and the observation says so
+GREP_HITS = 5  # hits of one `grep_corpus`
 
 
 def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[str, UnitId], list[str]]:
@@ -145,8 +137,7 @@ def show_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -
     return text if len(text) <= most else f"{text[:most].rstrip()} ({len(text)} characters)"
 
 
-_compress = lru_cache(maxsize=256)(compress)
-"""Sized for texts that are compressed once to see whether they fit, and once to be shown."""
+_compress = lru_cache(maxsize=256)(compress)  # each is compressed once to see whether it fits, and once to be shown
 
 
 def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta:

@@ -27,10 +27,8 @@ Importance = Annotated[
     Needs(lambda env: env.has("tags")),
 ]
 
-MOST_REVIEWED, REVIEW_TOKENS = 5, 4096
-"""Documents of one `review_docs`, and tokens of text that it shows."""
-MOST_JUDGED, JUDGED_CHARACTERS = 5, 6000
-"""Documents of one `verify`, and characters of each that the verifier reads."""
+MOST_REVIEWED, REVIEW_TOKENS = 5, 4096  # documents of one `review_docs`, and tokens of text that it shows
+MOST_JUDGED, JUDGED_CHARACTERS = 5, 6000  # documents of one `verify`, and characters of each that the verifier reads
 
 
 def _find_units(

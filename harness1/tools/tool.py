@@ -31,8 +31,7 @@ class SearchFor(Record):
 
     queries: tuple[str, ...]
     k: int
-    about: str = ""
-    """A text that the embeddings of the results are compared with; empty: none."""
+    about: str = ""  # a text that the embeddings of the results are compared with; empty: none
 
 
 class GrepFor(Record):
@@ -73,8 +72,7 @@ class Answer(Record):
     rankings: tuple[Ranking, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     bad_pattern: str | None = None
-    unshown: int = 0
-    """Parts of a document for which a recorded observation had no room."""
+    unshown: int = 0  # parts of a document for which a recorded observation had no room
     text: str = ""
     refused: str | None = None
 
@@ -90,8 +88,7 @@ def answer_of(observation: Observation) -> Answer:
 
 
 Steps = Generator[Request, Answer, Observation]
-ToolFunction = Callable[..., Steps | Observation]
-"""A generator if the tool asks the world something, else a plain function."""
+ToolFunction = Callable[..., Steps | Observation]  # a generator if the tool asks the world something
 NAME_CHARACTERS = 40
 
 
@@ -120,12 +117,9 @@ class Traits:
     shows: Literal["whole", "query", "pattern"] = "whole"
     """How to show hits: whole, or the sentences nearest to the query or to the words of the pattern."""
     _: KW_ONLY
-    discovers: bool = False
-    """True if it brings documents from the corpus: guidance sums them up."""
-    curates: bool = False
-    """True if it edits the curated set: guidance counts the turns since."""
-    frees: bool = False
-    """True if it makes room in a transcript."""
+    discovers: bool = False  # True if it brings documents from the corpus: guidance sums them up
+    curates: bool = False  # True if it edits the curated set: guidance counts the turns since
+    frees: bool = False  # True if it makes room in a transcript
 
     def __call__(self, function: F) -> F:
         """Mark a tool's function with these traits."""

@@ -140,8 +140,7 @@ def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
     return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-BOUNDED = {"cispo": Cispo, "double_sided": DoubleSided, "interaction": Interaction}
-"""Losses by name that take the bounds of the settings."""
+BOUNDED = {"cispo": Cispo, "double_sided": DoubleSided, "interaction": Interaction}  # with bounds from the settings
 LOSSES: dict[str, type[Algorithm]] = {"nll": NegativeLogLikelihood, **BOUNDED, "reinforce": Reinforce}
 """All losses by name. Those of reinforcement learning are also listed in `Rl.algorithm`."""
 

@@ -34,8 +34,7 @@ FREE = 0.06  # the share of a GPU that a plan leaves to CUDA's context, kernels 
 PHASES = ("forward", "logits", "backward", "embedding")
 GATHERED = 2  # layers that sharded training holds whole: the one that computes, and the one that is fetched meanwhile
 CACHE_ROOM = "room for keys and values"
-LINEAR = "harness1_linear"
-"""The attention to count any fused kernel with: torch's own, without a mask, as for rows without padding."""
+LINEAR = "harness1_linear"  # the attention to count any fused kernel with: torch's own, without a mask
 Sampling = Literal["beside", "reserved", "apart", "none"]
 Parts = dict[str, int]  # bytes by name
 

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 BETAS, EPSILON, DECAY = (0.9, 0.95), 1e-8, 0.0
 """Of AdamW; the decay is the share of a weight, times the rate, that a step takes off."""
-CLIP = 1.0
-"""The largest gradient norm."""
+CLIP = 1.0  # the largest gradient norm
 """AdamW: shares of the running means of gradients and of their squares that a step keeps, and what is added to its
 divisor."""
 
@@ -130,8 +129,7 @@ def compute_logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor,
     return distributions.gather(-1, batch.targets[:, None])[:, 0], distributions
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's running means of a weight's gradient and of its square, as torch names them."""
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's running means of a weight's gradient and of its square
 IDLE = TrainRow((0, 0), (0, 1))  # the row of a pass that counts for nothing
 
 
