@@ -72,8 +72,7 @@ from harness1.errors import MALFORMED, ConfigError
 from harness1.plain import digest, meant, utf8_safe
 from harness1.plugins import load_plugin, plugin_names, short_name, whole_name
 
-FORMER = "run"
-"""The old name of `[machine]`. Recorded cards and hashes still use it."""
+FORMER = "run"  # The old name of `[machine]`. Recorded cards and hashes still use it.
 LONGEST = 64 << 10
 """Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")

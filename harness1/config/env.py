@@ -29,14 +29,11 @@ from harness1.errors import ConfigError
 from harness1.plugins import identity
 from harness1.words import AUTO, NONE, languages
 
-OBSERVATION_SHARE = 0.4
-"""The largest share of a prompt that the texts of one observation may take."""
+OBSERVATION_SHARE = 0.4  # The largest share of a prompt that the texts of one observation may take.
 HITS_SHARE = 0.5
 """The largest share of a prompt that the hits of one observation may take with all that is shown beside their texts."""
-TITLE_SHARE = 1 / 16
-"""The largest share of a prompt that one title may take."""
-LARGEST_CAP = 30
-"""The most units that a curated set may hold."""
+TITLE_SHARE = 1 / 16  # The largest share of a prompt that one title may take.
+LARGEST_CAP = 30  # The most units that a curated set may hold.
 _LATER = (
     ("evidence", "rank", False),
     ("compression", "characters", 0),
@@ -55,24 +52,20 @@ _LATER = (
 class Search(Settings):
     """The limits of one search query."""
 
-    hits: Positive = 10
-    """Hits per query."""
-    tokens: Positive = 4096
-    """Tokens of shown text per query; hits that do not fit are left, uncut, for a later search."""
+    hits: Positive = 10  # Hits per query.
+    tokens: Positive = 4096  # Tokens of shown text per query; hits that do not fit are left, uncut, for a later search.
 
 
 class Rerank(Settings):
     """Reranking by a cross-encoder (`machine.reranker`), which reads query and chunk together."""
 
-    on: bool = False
-    """Rerank every search. Off by default, because it needs a model."""
+    on: bool = False  # Rerank every search. Off by default, because it needs a model.
 
 
 class Retrieval(Settings):
     """Ranking with an index of terms and embeddings. External engines read the settings that apply to them."""
 
-    mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
-    """`auto`: hybrid where the index has embeddings, else BM25."""
+    mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"  # `auto`: hybrid if the index has embeddings, else BM25.
     rerank: Rerank = Rerank()
 
 
@@ -86,8 +79,7 @@ class FanOut(Settings):
 class Read(Settings):
     """The tool `read_document`: the text of one document."""
 
-    tokens: Positive = 4096
-    """Tokens of text that one call shows."""
+    tokens: Positive = 4096  # Tokens of text that one call shows.
     by: Literal["order", "evidence"] = "evidence"
     """Of a document longer than `tokens`, show the first parts, or those nearest to the question."""
 
@@ -97,15 +89,13 @@ class Verification(Settings):
 
     judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
     """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
-    model: str = ""
-    """The judging language model's name on its server."""
+    model: str = ""  # The judging language model's name on its server.
 
 
 class Curation(Settings):
     """The curated set, which is what a search delivers."""
 
-    cap: Annotated[int, Meta(ge=1, le=LARGEST_CAP)] = LARGEST_CAP
-    """Units in the set."""
+    cap: Annotated[int, Meta(ge=1, le=LARGEST_CAP)] = LARGEST_CAP  # Units in the set.
     eviction: Literal["rank", "fifo", "refuse"] = "rank"
     """At the cap: evict a strictly less important entry, the oldest entry, or refuse the new one."""
 
@@ -113,8 +103,7 @@ class Curation(Settings):
 class AutoPopulate(Settings):
     """Curation by the harness, so that a policy that curates nothing delivers something."""
 
-    documents: Positive = 8
-    """Units that it curates."""
+    documents: Positive = 8  # Units that it curates.
     by: Literal["first", "evidence"] = "evidence"
     """Curate the first units of the first search; or, where units are ranked, the best of all searches so far, anew
     after each search until the policy edits the set."""
@@ -123,47 +112,37 @@ class AutoPopulate(Settings):
 class Compression(Settings):
     """Hits are shown as the sentences nearest to the query."""
 
-    sentences: Positive = 4
-    """Sentences of a hit that are shown."""
-    characters: Count = 0
-    """Most characters shown of these sentences, cut between words; 0: all. For policies with small windows."""
+    sentences: Positive = 4  # Sentences of a hit that are shown.
+    characters: Count = 0  # Most characters shown of them, cut between words; 0: all. For policies with small windows.
 
 
 class Evidence(Settings):
     """The evidence graph, which links entities to the units that name them, and the order of the units by their
     value."""
 
-    entities: Positive = 8
-    """Entities shown."""
-    documents: Positive = 5
-    """Documents named beside each bridge entity."""
-    lines: Positive = LARGEST_CAP
-    """Documents that the evidence order names, the best first: as many as can be delivered."""
+    entities: Positive = 8  # Entities shown.
+    documents: Positive = 5  # Documents named beside each bridge entity.
+    lines: Positive = LARGEST_CAP  # Documents that the evidence order names, the best first: all that can be delivered.
 
 
 class Leads(Settings):
     """Names worth a search, found by the evidence order."""
 
-    lines: Annotated[int, Meta(ge=1, le=30)] = 8
-    """Leads shown, the best first."""
+    lines: Annotated[int, Meta(ge=1, le=30)] = 8  # Leads shown, the best first.
 
 
 class History(Settings):
     """One line for each past action, so that a policy does not repeat itself."""
 
-    lines: Positive = 12
-    """Newest actions shown."""
+    lines: Positive = 12  # Newest actions shown.
 
 
 class PoolView(Settings):
     """What the memory shows of documents that were seen and are not curated."""
 
-    lines: Positive = 50
-    """Newest uncurated entries, shown with a snippet."""
-    older: Count = 30
-    """Older uncurated entries, shown by handle alone."""
-    snippet: Positive = 120
-    """Characters of text in a line."""
+    lines: Positive = 50  # Newest uncurated entries, shown with a snippet.
+    older: Count = 30  # Older uncurated entries, shown by handle alone.
+    snippet: Positive = 120  # Characters of text in a line.
 
 
 class Pruning(Settings):
@@ -173,8 +152,7 @@ class Pruning(Settings):
     limits: tuple[Positive, Positive] = (16384, 24326)
     """Sizes in tokens above which every observation asks the policy to prune or to conclude, and above which only
     pruning, curating and ending the search are allowed."""
-    output: Positive = 4096
-    """Maximum tokens of one observation."""
+    output: Positive = 4096  # Maximum tokens of one observation.
 
 
 class Rendering(Settings):
@@ -184,12 +162,9 @@ class Rendering(Settings):
     """`paper`: the memory, then the last turns, written anew each turn. `stable_first`: turns, then the memory, for
     a prefix cache. `epoch`: a snapshot of the memory, continued for some turns. `transcript`: all turns and no
     memory."""
-    recent: Positive = 5
-    """Turns shown in full."""
-    recent_max: Positive = 9
-    """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
-    epoch_turns: Positive = 5
-    """`epoch`: turns that continue one snapshot."""
+    recent: Positive = 5  # Turns shown in full.
+    recent_max: Positive = 9  # `stable_first`: the window grows to this many turns, then is cut back to `recent`.
+    epoch_turns: Positive = 5  # `epoch`: turns that continue one snapshot.
     instructions: Literal["full", "brief", "minimal"] = "full"
     """The static prompt: all rules; the few that fit a small window; or a single line, for a model trained in this
     environment, with tools named but not described and the turn in place of the budget line."""
@@ -208,12 +183,9 @@ class Env(Settings):
     are ranked by evidence, with what rests on that. Sizes are in tokens unless a field says otherwise.
     """
 
-    max_turns: Positive = 40
-    """Most turns of an episode; after the last, the curated set is delivered as it stands."""
-    context_window: Annotated[int, Meta(ge=256)] = 32768
-    """Tokens of prompt and output together."""
-    generation_reserve: Positive = 2048
-    """Tokens of the window kept free for the output."""
+    max_turns: Positive = 40  # Most turns of an episode; after the last, the curated set is delivered as it stands.
+    context_window: Annotated[int, Meta(ge=256)] = 32768  # Tokens of prompt and output together.
+    generation_reserve: Positive = 2048  # Tokens of the window kept free for the output.
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     """What an observation says beyond its results: nothing, facts about them, or facts with advice."""
     mechanisms: tuple[Mechanism, ...] = tuple(name for name in get_args(Mechanism) if name not in OPTIONAL)
@@ -370,8 +342,7 @@ class Dense(Settings):
     """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: no embeddings."""
     search: Literal["exact", "hnsw"] = "exact"
     """Exact search suits up to about a million chunks; the approximate graphs of faiss, larger numbers."""
-    prefixes: tuple[str, str] = ("", "")
-    """Texts put before a query and before a document, if the model was trained that way (`query: `, `passage: `)."""
+    prefixes: tuple[str, str] = ("", "")  # Texts before a query and a document, if so trained (`query: `, `passage: `).
 
 
 class Index(Settings):

@@ -48,59 +48,43 @@ def _hide(name: str, value: Any) -> Any:
 class Web(Keyed):
     """Endpoints of the web retriever (`--index web:CACHE`): a search API like Serper's, a page reader like Jina's."""
 
-    search_url: str = ""
-    """Address of the search API."""
-    search_key: str = ""
-    """Key of the search API, sent as `X-API-KEY`."""
-    read_url: str = ""
-    """The page's own address is appended to it."""
-    read_key: str = ""
-    """Key of the page reader, sent as a bearer token."""
+    search_url: str = ""  # Address of the search API.
+    search_key: str = ""  # Key of the search API, sent as `X-API-KEY`.
+    read_url: str = ""  # The page's own address is appended to it.
+    read_key: str = ""  # Key of the page reader, sent as a bearer token.
     hosts: tuple[str, ...] = ()
     """Hosts, with their subdomains, whose pages are found and read; empty: all public names. List IP addresses and
     local names exactly."""
-    offline: bool = False
-    """Answer from the cache only; a miss is a fault."""
+    offline: bool = False  # Answer from the cache only; a miss is a fault.
 
 
 class ModelServer(Keyed):
     """A server of language models with OpenAI's routes."""
 
-    url: str = ""
-    """The address up to and including `/v1`."""
-    key: str = ""
-    """Key of the server, sent as a bearer token."""
+    url: str = ""  # The address up to and including `/v1`.
+    key: str = ""  # Key of the server, sent as a bearer token.
 
 
 class Model(Keyed):
     """Execution of a policy's language model on this machine, or access to its server."""
 
-    cache_tokens: Count = 65536
-    """Tokens whose keys and values are cached for prompts with a common prefix; 0: none."""
-    memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.85
-    """Share of a GPU's memory for vLLM in this process."""
+    cache_tokens: Count = 65536  # Tokens whose keys and values are cached for prompts with a common prefix; 0: none.
+    memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.85  # Share of a GPU's memory for vLLM in this process.
     sleep: bool = False
     """Let vLLM sleep while the trainer steps, where both use the same GPUs: its weights wait in the memory of the
     machine, and its cache is dropped. Off, as moving weights takes time that GPUs of its own need not spend."""
-    tokenizer: str = ""
-    """The tokenizer's location for a model behind a server, if the server's name for the model does not give it."""
-    foreign: bool = False
-    """Accept a model that was trained here for another environment or format."""
-    key: str = ""
-    """Key for a model behind a server."""
-    timeout_s: Seconds = 300.0
-    """Seconds for one request to a server; one without a GPU may need more."""
+    tokenizer: str = ""  # The tokenizer's location for a model behind a server, if the model's name does not give it.
+    foreign: bool = False  # Accept a model that was trained here for another environment or format.
+    key: str = ""  # Key for a model behind a server.
+    timeout_s: Seconds = 300.0  # Seconds for one request to a server; one without a GPU may need more.
 
 
 class Fleet(Keyed):
     """Workers on a Ray cluster that play episodes for `rl train`, and the resources of each."""
 
-    workers: Count = 0
-    """0: no cluster; episodes are played in the trainer's process."""
-    gpus: Annotated[float, Meta(ge=0.0)] = 0.0
-    """GPUs that Ray reserves for each worker; a share is allowed."""
-    address: str = ""
-    """The cluster's address ("auto": the one that this machine belongs to); empty: start Ray here, for this run."""
+    workers: Count = 0  # 0: no cluster; episodes are played in the trainer's process.
+    gpus: Annotated[float, Meta(ge=0.0)] = 0.0  # GPUs that Ray reserves for each worker; a share is allowed.
+    address: str = ""  # The cluster's address ("auto": that of this machine); empty: start Ray here, for this run.
 
 
 class TrainingService(Settings):
@@ -114,30 +98,21 @@ class TrainingService(Settings):
 class Machine(Keyed):
     """Settings of this machine: resources, timeouts, addresses and keys. They are in no hash."""
 
-    workers: Count = 0
-    """Worker processes for policies without a model; 0: one per core."""
+    workers: Count = 0  # Worker processes for policies without a model; 0: one per core.
     concurrency: Positive = 8
     """Episodes in flight in one process, whose calls a model in this process decodes together, up to 64."""
-    attempts: Positive = 3
-    """Tries of a retriever or verifier before its fault invalidates the episode."""
-    call_deadline_s: Seconds = 30.0
-    """Seconds for one call of a retriever or a verifier; a later answer is a fault."""
+    attempts: Positive = 3  # Tries of a retriever or verifier before its fault invalidates the episode.
+    call_deadline_s: Seconds = 30.0  # Seconds for one call of a retriever or a verifier; a later answer is a fault.
     episode_deadline_s: Seconds = 600.0
     """Seconds for one episode, calls of models included; a longer one ends as an infrastructure fault."""
-    embedder: str = ""
-    """The folder of an index's embedding model on this machine; empty: its location when the index was built."""
-    reranker: str = ""
-    """A name or local folder of a cross-encoder for sentence-transformers."""
-    device: str = ""
-    """For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one."""
+    embedder: str = ""  # The folder of an index's embedding model here; empty: its location when the index was built.
+    reranker: str = ""  # A name or local folder of a cross-encoder for sentence-transformers.
+    device: str = ""  # For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one.
     threads: Count = 0
     """Threads of models on a CPU, per process; 0: torch's default, or the cores shared among worker processes."""
-    token_file: str = ""
-    """A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none."""
-    data: str = ""
-    """Folder of the datasets that are named; empty: `harness1/data` in the user's cache folder."""
-    check_memory: bool = True
-    """Refuse training that needs more memory than the device has, by its plan (`harness1 train plan`)."""
+    token_file: str = ""  # A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none.
+    data: str = ""  # Folder of the datasets that are named; empty: `harness1/data` in the user's cache folder.
+    check_memory: bool = True  # Refuse training that needs more memory than the device has (`harness1 train plan`).
     web: Web = Web()
     model: Model = Model()
     verifier: ModelServer = ModelServer()

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, dataclass_transform
@@ -95,13 +95,17 @@ def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: s
 
 
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
-    """Return what the source says of each group and setting of a class, by dotted name: the texts below its fields."""
-    said = {
-        field.target.id: " ".join(text.split())
-        for field, below in pairwise(_classes(kind.__module__).get(kind.__name__, []))
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr)
-        if isinstance(below.value, ast.Constant) and isinstance(text := below.value.value, str)
-    }
+    """Return what the source says of each group and setting of a class, by dotted name: the comments beside its fields,
+    or the texts below them."""
+    said: dict[str, str] = {}
+    lines, classes = _read_source(kind.__module__)
+    body = classes.get(kind.__name__, [])
+    for field, below in zip_longest(body, body[1:]):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = lines[(field.end_lineno or 0) - 1].partition("  # ")[2]
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                text = str(below.value.value)
+            said |= {field.target.id: " ".join(text.split())} if text else {}
     found: dict[str, str] = {}
     for each in msgspec.structs.fields(kind):
         name = f"{prefix}{each.name}"
@@ -115,12 +119,15 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
 
 
 @cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
+def _read_source(module: str) -> tuple[list[str], dict[str, list[ast.stmt]]]:
+    """Return the lines of a module, and the bodies of its classes; none where the source is not there."""
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
+        source = inspect.getsource(sys.modules[module])
     except (OSError, TypeError):
-        return {}
-    return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
+        return [], {}
+    return source.splitlines(), {
+        each.name: each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef)
+    }
 
 
 class Removed(NamedTuple):

@@ -46,8 +46,7 @@ class Data(Settings):
 class Gates(Settings):
     """The conditions that a teacher's episode must meet to be trained on."""
 
-    recall: Share = 0.10
-    """Minimum curated recall."""
+    recall: Share = 0.10  # Minimum curated recall.
     precision: Share = 0.0
     """Minimum curated precision: a student that learns only from small sets delivers little else."""
     near: Share = 0.8
@@ -55,8 +54,7 @@ class Gates(Settings):
     MinHash)."""
     per_task: Count = 0
     """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
-    quotas: dict[str, Positive] = {}
-    """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
+    quotas: dict[str, Positive] = {}  # Maximum number of episodes kept, by dataset name; of other datasets, all.
 
     def __hash__(self) -> int:
         # A configuration is a key of caches, and a mapping is not hashable.
@@ -69,13 +67,11 @@ class Sft(Settings):
     gates: Gates = Gates()
     rows: Literal["turn", "epoch"] = "turn"
     """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
-    max_tokens: Positive = 32768
-    """Longer rows are dropped and counted."""
+    max_tokens: Positive = 32768  # Longer rows are dropped and counted.
     useless_weight: Share = 1.0
     """Weight of a search that brought no gold document that was new; 1: like any other. With 0, a student learns from a
     teacher that tries several searches only those that turned out to be right."""
-    held_out: Share = 0.05
-    """Share of the tasks that is used for validation and never trained on."""
+    held_out: Share = 0.05  # Share of the tasks that is used for validation and never trained on.
 
 
 class Rl(Settings):
@@ -90,23 +86,17 @@ class Rl(Settings):
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
     """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
     or reward minus the mean of the group's other episodes."""
-    groups: Positive = 128
-    """Groups per batch, each of one task; those whose rewards are all equal are replaced."""
-    samples: Annotated[int, Meta(ge=2)] = 8
-    """Episodes per group."""
-    substeps: Positive = 4
-    """Optimizer steps per batch."""
-    batches: Positive = 80
-    """Batches of a training run."""
-    staleness: Count = 0
-    """Number of batches by which generation may run ahead of training; 0: they alternate."""
+    groups: Positive = 128  # Groups per batch, each of one task; those whose rewards are all equal are replaced.
+    samples: Annotated[int, Meta(ge=2)] = 8  # Episodes per group.
+    substeps: Positive = 4  # Optimizer steps per batch.
+    batches: Positive = 80  # Batches of a training run.
+    staleness: Count = 0  # Number of batches by which generation may run ahead of training; 0: they alternate.
     rows: Literal["turn", "epoch"] = "turn"
     """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
     easy: Share = 0.9
     """Mean score of a policy that does not think, as a share of the oracle's gain, from which `rl check` refuses the
     task set: there is nothing left to learn. 1: never."""
-    seed: Count = 42
-    """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
+    seed: Count = 42  # Seed of the order of tasks, of their episodes, and of the held-out tasks.
 
     def __post_init__(self) -> None:
         if self.ratio[0] > self.ratio[1]:
@@ -124,12 +114,9 @@ class Lora(Settings):
     """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685). The router of a mixture of
     experts has none."""
 
-    rank: Count = 32
-    """0: no adapters, all weights are trained."""
-    alpha: Rate = 32.0
-    """Adapters are scaled by alpha / rank."""
-    layers: Count = 0
-    """Adapt only the last layers, so many; 0: all. The backward pass ends below them."""
+    rank: Count = 32  # 0: no adapters, all weights are trained.
+    alpha: Rate = 32.0  # Adapters are scaled by alpha / rank.
+    layers: Count = 0  # Adapt only the last layers, so many; 0: all. The backward pass ends below them.
     experts: bool = False
     """Also adapt the experts of a mixture that are 3-D parameters, as in gpt-oss (peft's `target_parameters`)."""
 
@@ -137,14 +124,10 @@ class Lora(Settings):
 class Validation(Settings):
     """Measurements on held-out tasks during training."""
 
-    every: Count = 50
-    """Steps between validations; 0: only at the end."""
-    rows: Count = 64
-    """Held-out rows whose loss is computed."""
-    turns: Count = 32
-    """Held-out turns that the policy is asked to take."""
-    tasks: Count = 0
-    """Held-out tasks on which the policy plays whole episodes."""
+    every: Count = 50  # Steps between validations; 0: only at the end.
+    rows: Count = 64  # Held-out rows whose loss is computed.
+    turns: Count = 32  # Held-out turns that the policy is asked to take.
+    tasks: Count = 0  # Held-out tasks on which the policy plays whole episodes.
     metric: Literal["nll", "valid", "tool_agreement", "curated_recall", "reward"] = "nll"
     """The metric that selects the best checkpoint. Reinforcement learning uses `reward` (only there) or
     `curated_recall`."""
@@ -153,18 +136,13 @@ class Validation(Settings):
 class Train(Settings):
     """The trainer, for every algorithm."""
 
-    epochs: Positive = 3
-    """Passes over the rows of fine-tuning; reinforcement learning counts `rl.batches` instead."""
-    batch_rows: Positive = 128
-    """Rows per optimizer step."""
-    micro_tokens: Positive = 32768
-    """Tokens per forward pass, padding included; a longer row gets its own pass."""
+    epochs: Positive = 3  # Passes over the rows of fine-tuning; reinforcement learning counts `rl.batches` instead.
+    batch_rows: Positive = 128  # Rows per optimizer step.
+    micro_tokens: Positive = 32768  # Tokens per forward pass, padding included; a longer row gets its own pass.
     rate: Rate = 5e-6
     """Learning rate after the warm-up, without a unit: that of fine-tuning; that of `--config rl/paper` is 1e-5."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Shape of the rate's decay to 0 after the warm-up."""
-    warmup: Share = 0.0
-    """Share of the steps over which the rate rises from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"  # Shape of the rate's decay to 0 after the warm-up.
+    warmup: Share = 0.0  # Share of the steps over which the rate rises from 0.
     lora: Lora = Lora()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type for matrix products; `auto` in a file or override: the faster one here. Trained weights, logits and loss are
@@ -173,12 +151,9 @@ class Train(Settings):
     """Implementation of attention, as transformers names it; `auto`: the model's default there, or matrix products of
     blocks for bfloat16 on a processor. Any other than the default is compared with `eager` on a few tokens first.
     `eager` needs memory for the square of a row's length."""
-    checkpointing: bool = False
-    """Keep no activations within a layer; recompute them in the backward pass."""
-    seed: Count = 0
-    """Seed of the initial adapters and of the order of rows."""
-    save_every: Count = 50
-    """Steps between saved states to resume from; 0: only at the end. Ctrl-C saves one too."""
+    checkpointing: bool = False  # Keep no activations within a layer; recompute them in the backward pass.
+    seed: Count = 0  # Seed of the initial adapters and of the order of rows.
+    save_every: Count = 50  # Steps between saved states to resume from; 0: only at the end. Ctrl-C saves one too.
     max_steps: Count = 0
     """Optimizer steps of a training run, which the schedule is made for; 0: as many as `epochs`, or `rl.batches`, say.
     Reinforcement learning rounds them up to whole batches of `rl.substeps`."""
@@ -283,8 +258,7 @@ def with_weights(reward: Mapping[str, Any]) -> dict[str, Any]:
 AUTO = "auto"
 """Of `policy.format`: the tokenizer's own. Of `policy.dtype` and `train.dtype`: the faster type on this machine; a
 `Config` holds the type itself, so that records say what was computed."""
-FORMATS = ("hermes", "harmony", "compact")
-"""The chat formats that are built in."""
+FORMATS = ("hermes", "harmony", "compact")  # The chat formats that are built in.
 
 
 class ChatPolicy(Settings):
@@ -293,22 +267,16 @@ class ChatPolicy(Settings):
     format: str = AUTO
     """`auto`: the format that the model's tokenizer was made for; or `hermes`, `harmony`, `compact`, or a plugin's
     (`harness1.formats`)."""
-    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
-    """0: greedy."""
-    format_retries: Count = 3
-    """Further attempts at a turn whose output holds no call."""
-    constrained: bool = False
-    """Sample under a grammar that allows only calls of the shown tools."""
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0  # 0: greedy.
+    format_retries: Count = 3  # Further attempts at a turn whose output holds no call.
+    constrained: bool = False  # Sample under a grammar that allows only calls of the shown tools.
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of a model in this process; `auto` in a file or override: the faster one here. Logits are always float32."""
 
 
-ROWS, WIDTH, INNER = 512, 576, 1536
-"""Sizes of the measured product: a feed-forward layer of SmolLM2-135M over a training row."""
-SECONDS = 0.4
-"""Time for which each type is measured, after one product that is not counted."""
-MARGIN = 1.2
-"""bfloat16 is chosen if it is this many times as fast, because it rounds to three digits."""
+ROWS, WIDTH, INNER = 512, 576, 1536  # of the measured product: a feed-forward layer of SmolLM2-135M over a row
+SECONDS = 0.4  # Time for which each type is measured, after one product that is not counted.
+MARGIN = 1.2  # bfloat16 is chosen if it is this many times as fast, because it rounds to three digits.
 
 
 @cache
