@@ -1,8 +1,6 @@
-"""`[env]`: everything that decides what a policy can do and see, all of it in `env_hash`.
-
-Every mechanism of the environment is named in `env.mechanisms` or is a choice; turning it off removes it from the
-prompt, the tool schemas, the memory, the reward and the metrics together.
-"""
+"""`[env]`: everything that decides what a policy can do and see, all of it in `env_hash`. Every mechanism of the
+environment is named in `env.mechanisms` or is a choice; turning it off removes it from the prompt, the tool schemas,
+the memory, the reward and the metrics together."""
 
 from __future__ import annotations
 
@@ -177,11 +175,9 @@ OPTIONAL = ("entity_handles", "lead_handles", "marks", "pruning")
 
 
 class Env(Settings):
-    """Everything that decides what a policy can do and see. All of it enters `env_hash`.
-
-    Defaults are the published constants (Harness-1, arXiv 2606.02373, the configuration `paper`), except that units
-    are ranked by evidence, with what rests on that. Sizes are in tokens unless a field says otherwise.
-    """
+    """Everything that decides what a policy can do and see. All of it enters `env_hash`. Defaults are the published
+    constants (Harness-1, arXiv 2606.02373, the configuration `paper`), except that units are ranked by evidence, with
+    what rests on that. Sizes are in tokens unless a field says otherwise."""
 
     max_turns: Positive = 40  # Most turns of an episode; after the last, the curated set is delivered as it stands.
     context_window: Annotated[int, Meta(ge=256)] = 32768  # Tokens of prompt and output together.

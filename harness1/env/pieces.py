@@ -1,8 +1,6 @@
 """Pieces: the stretches of text that make up a context; the opening ones, and notes in the words that a policy reads.
-
 Every piece starts with a visible character and ends with exactly one newline, so that the token ids of joined pieces
-equal the token ids of the whole, for byte-level and word-level tokenizers alike.
-"""
+equal the token ids of the whole, for byte-level and word-level tokenizers alike."""
 
 from __future__ import annotations
 
@@ -33,11 +31,9 @@ HALFWAY, WARNING, CRITICAL = 0.60, 0.75, 0.90  # shares of the prompt used: half
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a context. `key` names kind and content; `shows` is the value that the text puts into words.
-
-    A piece with `turn_ref` stands for the policy's own output of that turn. `call` is the model call that sampled it:
-    a chat format inserts its ids unchanged; for policies without tokens, `text` takes their place.
-    """
+    """A stretch of a context. `key` names kind and content; `shows` is the value that the text puts into words. A piece
+    with `turn_ref` stands for the policy's own output of that turn. `call` is the model call that sampled it: a chat
+    format inserts its ids unchanged; for policies without tokens, `text` takes their place."""
 
     key: str
     role: Role

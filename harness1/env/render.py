@@ -1,8 +1,6 @@
-"""From memory and turns to a context within its token budget.
-
-An order says which blocks of pieces a context holds, in which sequence; `fit` drops blocks until they fit the budget.
-To add an order, write a function that yields layouts, and name it in `ORDERS` and in `config.Rendering.order`.
-"""
+"""From memory and turns to a context within its token budget. An order says which blocks of pieces a context holds, in
+which sequence; `fit` drops blocks until they fit the budget. To add an order, write a function that yields layouts, and
+name it in `ORDERS` and in `config.Rendering.order`."""
 
 from __future__ import annotations
 

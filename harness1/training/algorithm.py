@@ -1,11 +1,9 @@
-"""Policy gradients, corrected for the change of the weights since the tokens were sampled.
-
-With r = pi / pi_rollout of a token and its advantage A, the gradient is that of sg(w(r)) A log pi, where sg stops
-gradients. CISPO clips r to bounds to get w (MiniMax-M1, arXiv 2506.13585), so every token keeps a gradient;
-double-sided masking drops tokens beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); interaction-level credit
-drops whole calls, by the geometric mean of their ratios (IPA, arXiv 2512.24873); REINFORCE has w = 1. Bounds apply to r
-itself; they are not offsets from 1.
-"""
+"""Policy gradients, corrected for the change of the weights since the tokens were sampled. With r = pi / pi_rollout of
+a token and its advantage A, the gradient is that of sg(w(r)) A log pi, where sg stops gradients. CISPO clips r to
+bounds to get w (MiniMax-M1, arXiv 2506.13585), so every token keeps a gradient; double-sided masking drops tokens
+beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); interaction-level credit drops whole calls, by the geometric
+mean of their ratios (IPA, arXiv 2512.24873); REINFORCE has w = 1. Bounds apply to r itself; they are not offsets from
+1."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""A memory plan: what training holds on each device, before anything is loaded.
-
-The code of trainer and sampler runs on tensors that have shapes but no data, with every storage counted, so that no
-formula of an architecture is needed. Two short stacks of layers give the bytes of each further layer: exactly, because
-what a layer needs for itself is freed before the next begins.
-"""
+"""A memory plan: what training holds on each device, before anything is loaded. The code of trainer and sampler runs on
+tensors that have shapes but no data, with every storage counted, so that no formula of an architecture is needed. Two
+short stacks of layers give the bytes of each further layer: exactly, because what a layer needs for itself is freed
+before the next begins."""
 
 from __future__ import annotations
 
@@ -60,10 +58,8 @@ class BatchSize(NamedTuple):
 
 class Plan(Record):
     """Bytes on a device that trains: `held` throughout, the most beside it in each of the `moments`, in all `needs`.
-
     `passes` are those of a forward and backward pass: what layers keep, and beside it logits with their gradients, or
-    what one layer needs for itself. `sampler` is on a device that only samples, `token` the keys and values of one.
-    """
+    what one layer needs for itself. `sampler` is on a device that only samples, `token` the keys and values of one."""
 
     parameters: int  # without adapters
     trained: int

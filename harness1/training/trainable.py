@@ -63,7 +63,6 @@ def _probe(model: PreTrainedModel, dtype: Dtype) -> Tensor:
 
 def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) -> PreTrainedModel:
     """Load a causal language model for training, without dropout, so that it computes what it will when sampled.
-
     Trained weights are kept in float32 and multiplied in `train.dtype`; frozen weights are kept in `train.dtype`;
     logits are float32. The adapters of a checkpoint are trained further on their base, or merged into it in float32 if
     all weights are trained. Torch gets `threads` in this process, unless 0. Raise UsageError if the folder holds no

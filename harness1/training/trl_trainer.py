@@ -38,15 +38,13 @@ def train_with_trl(
     cpu: bool = False,
 ) -> Path:
     """Train a model on rows, and write the weights of the last step, or only the adapters, to a folder; with them the
-    tokenizer. Training resumes from the state of an unfinished call in `out`.
-
-    The loss of a step is `-sum(log p) / count` over all trained tokens of its rows, on all processes, as with our
-    trainer. Nothing is tokenised, truncated or downloaded. `on_log` gets the values of each step and evaluation;
-    `eval_loss` is the mean over the first `watch.rows` of `held_out` of their mean losses per token. With `packing`,
-    several short rows share a sequence of at most `micro_tokens` (best fit decreasing), and a step has `batch_rows` of
-    them on average; they do not attend to each other. Under `accelerate launch`, every process calls this with equal
-    arguments. Raise UsageError if there are no rows, rows have weights, or TRL lacks a requested feature; MissingExtra
-    without it."""
+    tokenizer. Training resumes from the state of an unfinished call in `out`. The loss of a step is `-sum(log p) /
+    count` over all trained tokens of its rows, on all processes, as with our trainer. Nothing is tokenised, truncated
+    or downloaded. `on_log` gets the values of each step and evaluation; `eval_loss` is the mean over the first
+    `watch.rows` of `held_out` of their mean losses per token. With `packing`, several short rows share a sequence of at
+    most `micro_tokens` (best fit decreasing), and a step has `batch_rows` of them on average; they do not attend to
+    each other. Under `accelerate launch`, every process calls this with equal arguments. Raise UsageError if there are
+    no rows, rows have weights, or TRL lacks a requested feature; MissingExtra without it."""
     with optional("trl"):
         import accelerate  # noqa: F401
         import datasets  # noqa: F401
