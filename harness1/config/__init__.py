@@ -132,8 +132,7 @@ class Config(Settings):
 
     @property
     def hash(self) -> str:
-        """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, whose effect is
-        the tasks."""
+        """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, of the tasks."""
         tree, defaults = to_record(msgspec.structs.replace(self, machine=Machine()), ""), to_record(Config(), "")
         tree["env"], tree["index"], tree["reward"] = self.env.to_hash(), self.index.to_hash(), self.reward.to_hash()
         for path in LATER_TRAINING:
@@ -227,8 +226,7 @@ def _toml(path: Path | str) -> Any:
 
 
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
-    recorded without switched off."""
+    """Return a recorded configuration under current names, with the mechanisms that it did not know switched off."""
     present = {"machine" if name == FORMER else name: section for name, section in deepcopy(tree).items()}
     unite(present)
     if isinstance(machine := present.get("machine"), dict) and isinstance(prices := machine.get("price"), dict):

@@ -115,8 +115,7 @@ class Compression(Settings):
 
 
 class Evidence(Settings):
-    """The evidence graph, which links entities to the units that name them, and the order of the units by their
-    value."""
+    """The evidence graph, which links entities to units that name them, and the order of the units by their value."""
 
     entities: Positive = 8  # Entities shown.
     documents: Positive = 5  # Documents named beside each bridge entity.
@@ -157,9 +156,8 @@ class Rendering(Settings):
     """The arrangement of the context."""
 
     order: Literal["paper", "stable_first", "epoch", "transcript"] = "paper"
-    """`paper`: the memory, then the last turns, written anew each turn. `stable_first`: turns, then the memory, for
-    a prefix cache. `epoch`: a snapshot of the memory, continued for some turns. `transcript`: all turns and no
-    memory."""
+    """`paper`: the memory, then the last turns, written anew each turn. `stable_first`: turns, then memory, for a
+    prefix cache. `epoch`: a snapshot of the memory, continued for some turns. `transcript`: all turns, no memory."""
     recent: Positive = 5  # Turns shown in full.
     recent_max: Positive = 9  # `stable_first`: the window grows to this many turns, then is cut back to `recent`.
     epoch_turns: Positive = 5  # `epoch`: turns that continue one snapshot.
@@ -244,8 +242,7 @@ class Env(Settings):
         return {group: settings for group, settings in tree.items() if group != "leads" or self.has("leads")}
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as records have had them from the first: with a switch for each mechanism, and with
-        `plugins` only where there are any."""
+        """Return the settings as records have them: with a switch for each mechanism, `plugins` if any."""
         tree = to_record(self, "env.") | {"plugins": list(self.plugins)}
         del tree["mechanisms"]
         for mechanism, (group, name) in SWITCHES.items():
@@ -295,8 +292,7 @@ class Env(Settings):
 
 
 def with_mechanisms(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of an environment, or a part of them, with the switches that stand in groups in `mechanisms`;
-    those that are no truth values stay."""
+    """Return settings of an environment with boolean switches of groups in `mechanisms`."""
     found, mechanisms = dict(tree), tree.get("mechanisms", Env().mechanisms)
     if not isinstance(mechanisms, list | tuple) or not all(isinstance(name, str) for name in mechanisms):
         return found  # which is refused where it is read
@@ -313,8 +309,7 @@ def with_mechanisms(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_recorded(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings of an environment without those that were removed, and with every mechanism that they do
-    not mention switched off."""
+    """Return recorded settings of an environment without removed ones, and with unmentioned mechanisms switched off."""
     complete = deepcopy(dict(tree))
     unite(complete, "env.")
     for group, name, off in _LATER:
@@ -358,8 +353,7 @@ class Index(Settings):
             raise ConfigError(f"index.language={self.language}: give one of {', '.join((AUTO, NONE, *known))}")
 
     def to_hash(self) -> dict[str, Any]:
-        """Return the settings that enter hashes: all, but the language only where one is named, because earlier hashes
-        were made without."""
+        """Return the settings that enter hashes: all, but `auto` as language, because earlier ones had none."""
         tree = to_record(self, "index.")
         if self.language == AUTO:
             del tree["language"]

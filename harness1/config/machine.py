@@ -53,8 +53,7 @@ class Web(Keyed):
     read_url: str = ""  # The page's own address is appended to it.
     read_key: str = ""  # Key of the page reader, sent as a bearer token.
     hosts: tuple[str, ...] = ()
-    """Hosts, with their subdomains, whose pages are found and read; empty: all public names. List IP addresses and
-    local names exactly."""
+    """Hosts, with subdomains, whose pages are found and read (IP addresses: exactly); empty: all public."""
     offline: bool = False  # Answer from the cache only; a miss is a fault.
 
 
@@ -117,8 +116,7 @@ class Machine(Keyed):
     model: Model = Model()
     verifier: ModelServer = ModelServer()
     price: tuple[Weight, Weight, Weight] = (0.0, 0.0, 0.0)
-    """Dollars per million tokens: of prompts, of what a call before left of them in the cache, and of output. All 0: no
-    cost is computed."""
+    """Dollars per million tokens: of prompts, of what the cache holds of them, and of output. All 0: no cost."""
     service: TrainingService = TrainingService()
     fleet: Fleet = Fleet()
 

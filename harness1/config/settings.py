@@ -1,5 +1,4 @@
-"""The base class of settings groups, the ranges of their numbers, how two configurations differ, and what each setting
-says of itself."""
+"""The base class of settings groups, ranges of numbers, differences, and what each setting says of itself."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def unite(tree: dict[str, Any], prefix: str = "") -> None:
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name of each setting that differs between configurations as plain data, and its value in each,
-    None if it is absent; of mechanisms, their switches. `prefix`: what names begin with, such as `env.`, as in all of
-    these functions."""
+    None if it is absent; of mechanisms, their switches. `prefix`: what names begin with, such as `env.`."""
     for name in dict.fromkeys((*ours, *theirs)):
         mine, other = ours.get(name), theirs.get(name)
         if name == "mechanisms" and isinstance(mine, Collection) and isinstance(other, Collection):
@@ -95,8 +93,7 @@ def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: s
 
 
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
-    """Return what the source says of each group and setting of a class, by dotted name: the comments beside its fields,
-    or the texts below them."""
+    """Return what the source says of groups and settings, by dotted name: comments beside fields, or texts below."""
     said: dict[str, str] = {}
     lines, classes = _read_source(kind.__module__)
     body = classes.get(kind.__name__, [])
@@ -131,8 +128,7 @@ def _read_source(module: str) -> tuple[list[str], dict[str, list[ast.stmt]]]:
 
 
 class Removed(NamedTuple):
-    """The last default of a setting, by the recipe of its group if it is a mapping, None if any value is read; and why
-    it went."""
+    """The last default of a setting, by recipe if a mapping, None if any value is read; and why it went."""
 
     default: Any
     reason: str
@@ -165,8 +161,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
 
 
 def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a configuration as plain data, or one group of it, without the removed settings, whatever their values,
-    and without those with a removed value."""
+    """Return a configuration, or one group of it, without removed settings and those with a removed value."""
     kept = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
@@ -185,8 +180,7 @@ def present(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def lost(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yield the dotted name, the value and the reason of each removed setting with another value than its last default,
-    and of each removed value of another."""
+    """Yield name, value and reason of each removed setting not at its last default, and of each removed value."""
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if path in REMOVED and REMOVED[path].default_in(tree) not in (None, value):  # None also in no known recipe
@@ -204,8 +198,7 @@ def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def to_record(settings: Settings, prefix: str) -> dict[str, Any]:
-    """Return a group of settings as plain data as records and hashes have it: with those that were removed, at their
-    last defaults."""
+    """Return a group of settings as records and hashes have it: with removed ones, at their last defaults."""
     return put_back_removed(msgspec.to_builtins(settings), prefix)
 
 

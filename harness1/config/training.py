@@ -36,11 +36,9 @@ class Data(Settings):
     leaks: Literal["drop", "keep"] = "drop"
     """Tasks that ask what an evaluation task asks, or share their whole gold set with one: left out, or learned."""
     near: Share = 0.8
-    """A task asks what an evaluation task asks if their word sets are at least this similar (Jaccard, estimated by
-    MinHash)."""
+    """A task asks what an evaluation task asks if their word sets are at least so similar (Jaccard, by MinHash)."""
     sft_share: Share = 0.3
-    """Share of the tasks that `--share sft` takes; `--share rl` takes the others. Tasks with the same gold set stay
-    together."""
+    """Share of the tasks that `--share sft` takes; `--share rl` takes the others. One gold set is never divided."""
 
 
 class Gates(Settings):
@@ -50,8 +48,7 @@ class Gates(Settings):
     precision: Share = 0.0
     """Minimum curated precision: a student that learns only from small sets delivers little else."""
     near: Share = 0.8
-    """Two episodes are duplicates if the word sets of their queries are at least this similar (Jaccard, estimated by
-    MinHash)."""
+    """Two episodes are duplicates if their queries' word sets are at least so similar (Jaccard, by MinHash)."""
     per_task: Count = 0
     """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
     quotas: dict[str, Positive] = {}  # Maximum number of episodes kept, by dataset name; of other datasets, all.
@@ -111,8 +108,7 @@ Attention = Literal[
 
 
 class Lora(Settings):
-    """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685). The router of a mixture of
-    experts has none."""
+    """Low-rank adapters on all linear layers but the head and routers (Hu et al., arXiv 2106.09685)."""
 
     rank: Count = 32  # 0: no adapters, all weights are trained.
     alpha: Rate = 32.0  # Adapters are scaled by alpha / rank.
@@ -129,8 +125,7 @@ class Validation(Settings):
     turns: Count = 32  # Held-out turns that the policy is asked to take.
     tasks: Count = 0  # Held-out tasks on which the policy plays whole episodes.
     metric: Literal["nll", "valid", "tool_agreement", "curated_recall", "reward"] = "nll"
-    """The metric that selects the best checkpoint. Reinforcement learning uses `reward` (only there) or
-    `curated_recall`."""
+    """The metric that selects the best checkpoint; of RL: `reward` (only there) or `curated_recall`."""
 
 
 class Train(Settings):
@@ -145,8 +140,7 @@ class Train(Settings):
     warmup: Share = 0.0  # Share of the steps over which the rate rises from 0.
     lora: Lora = Lora()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type for matrix products; `auto` in a file or override: the faster one here. Trained weights, logits and loss are
-    float32 either way."""
+    """Type for matrix products; `auto`: the faster one here. Trained weights, logits and loss are always float32."""
     attention: Attention = "auto"
     """Implementation of attention, as transformers names it; `auto`: the model's default there, or matrix products of
     blocks for bfloat16 on a processor. Any other than the default is compared with `eager` on a few tokens first.
@@ -173,8 +167,7 @@ PUBLISHED: Mapping[str, float] = MappingProxyType(
     | {"answer_missed": 0.35, "recall_gap": 0.0, "clutter": 0.0, "diversity": 0.15, "diversity_shortfall": 0.0}
     | {"curation": 0.0, "turn_penalty": 0.02}
 )
-"""The weight of each built-in term; those of `answer_missed`, `recall_gap`, `clutter`, `diversity_shortfall` and
-`turn_penalty` are costs."""
+"""Of each built-in term; `answer_missed`, `recall_gap`, `clutter`, `diversity_shortfall`, `turn_penalty` are costs."""
 TERMS = tuple(PUBLISHED)
 
 
@@ -245,8 +238,7 @@ def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_weights(reward: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `[reward]` with the weights of all terms in one mapping; in older files and records each stands beside it,
-    and those of other packages in `plugins`."""
+    """Return `[reward]` with all weights in one mapping; in older records they stand beside it and in `plugins`."""
     given = [reward.get(name, {}) for name in ("plugins", "weights")]
     if not all(isinstance(each, dict) for each in given):
         return dict(reward)  # which is refused where it is read
@@ -265,8 +257,7 @@ class ChatPolicy(Settings):
     """Prompting and sampling of any language model. It is in `policy_hash`."""
 
     format: str = AUTO
-    """`auto`: the format that the model's tokenizer was made for; or `hermes`, `harmony`, `compact`, or a plugin's
-    (`harness1.formats`)."""
+    """`auto`: that of the model's tokenizer; or `hermes`, `harmony`, `compact`, or a plugin's (`harness1.formats`)."""
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0  # 0: greedy.
     format_retries: Count = 3  # Further attempts at a turn whose output holds no call.
     constrained: bool = False  # Sample under a grammar that allows only calls of the shown tools.
@@ -282,8 +273,7 @@ MARGIN = 1.2  # bfloat16 is chosen if it is this many times as fast, because it 
 @cache
 def fastest_dtype() -> Literal["float32", "bfloat16"]:
     """Return bfloat16 where matrix products in it are faster than in float32 by `MARGIN` (GPUs that have it, CPUs with
-    AVX512-BF16 or AMX), else float32; float32 too where torch is not installed. Takes about a second, and is measured
-    once in a process."""
+    AVX512-BF16 or AMX), else, and without torch, float32. Measured once in a process, in a second."""
     if find_spec("torch") is None:
         return "float32"
     import torch

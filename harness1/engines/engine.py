@@ -155,8 +155,7 @@ def _is_lost(error: RuntimeError) -> bool:
 
 
 class LocalEngine(Trainer):
-    """The `Engine` of our own trainer, with which other engines are compared. If it leads a group, its followers repeat
-    each call."""
+    """The `Engine` of our own trainer. If it leads a group, its followers repeat each call."""
 
     def __init__(self, job: TrainerJob, model: PreTrainedModel, group: ProcessGroup) -> None:
         super().__init__(model, job.algorithm, job.train, job.steps, group)

@@ -23,8 +23,7 @@ TINKER = "tinker"
 
 def open_service(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
     """Open a service by `tinker:MODEL`, `tinker:MODEL@URL`, or the prefix of a plugin, to train the model in `base`.
-    Its sampler has no weights before the first `publish`. Raise UsageError if that cannot be done; MissingExtra for a
-    package that is not installed."""
+    Its sampler has no weights before the first `publish`. UsageError if that cannot be done."""
     prefix, _, rest = name.partition(":")
     added: Opener | None = find_plugin("engines", prefix, (TINKER,))
     if added is not None:

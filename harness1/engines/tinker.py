@@ -44,8 +44,7 @@ Loss = tuple[str, dict[str, float] | None]  # a loss of the service, by name, wi
 
 def loss_of(algorithm: Algorithm, reduction: Reduction) -> Loss:
     """Return the service's name of an algorithm. Bounds of 1 and 1 make every ratio 1, which turns CISPO into REINFORCE
-    and into the negative log likelihood: servers that take a mean over the weights of a row have no other loss whose
-    tokens can be weighted freely."""
+    and into the negative log likelihood: servers that take means over rows have no other loss with free weights."""
     if reduction == "sum" and not isinstance(algorithm, Cispo):
         return "cross_entropy", None
     bounds = (algorithm.ratio_min, algorithm.ratio_max) if isinstance(algorithm, Cispo) else (1.0, 1.0)

@@ -1,6 +1,6 @@
-"""The search environment: one episode at a time around the pure core, `transition`: (memory, action, answers) ->
-(memory, observation). It never waits; it yields its requests, which `SearchEnv.step` has answered by the world and
-`SearchEnv.replay` by the record."""
+"""The search environment: episodes around the pure core, `transition`: (memory, action, answers) -> (memory,
+observation). It yields its requests, which `SearchEnv.step` has answered by the world, `SearchEnv.replay` by the
+record."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ EXCERPT = 120  # characters of an unreadable answer that a fault repeats
 
 class LanguageModelVerifier:
     """Judges the first `characters` of each document by a language model, at temperature 0. Verdicts are cached by
-    model, claim and text; faults are not. Simultaneous equal questions are asked once, and those of a cancelled caller
-    continue."""
+    model, claim and text. Equal questions at a time are asked once; those of a cancelled caller go on."""
 
     def __init__(self, endpoint: Endpoint, model: str, characters: int = 6000, cached: int = CACHED) -> None:
         self._model, self.characters, self._cached = Completer(endpoint, model, MOST_TOKENS), characters, cached

@@ -106,8 +106,7 @@ def overhead_key(first: Piece) -> str:
 
 
 class RecordedCounter:
-    """The counts of a recorded episode, so that replay needs no tokenizer. What the episode never had is a LookupError:
-    its record or the code was changed."""
+    """The counts of a recorded episode, so that replay needs no tokenizer; LookupError for what it never had."""
 
     def __init__(self, episode: Episode) -> None:
         self.hash = episode.hashes.counter
@@ -233,9 +232,8 @@ def transcript(
 
 
 Order = Callable[["Renderer", WorkingMemory, Sequence[TurnPieces], Context | None], Iterator[Layout]]
-"""Arranges the state of an episode as a context: it yields layouts, the preferred one first; the renderer takes the
-first that fits the budget. The turns are the last finished ones, oldest first; the context is the previous one of the
-episode, if there is one."""
+"""Arranges the state of an episode as a context: it yields layouts, of which the first that fits the budget is taken.
+The turns are the last finished ones, oldest first; the context is the episode's previous one, if any."""
 ORDERS: Mapping[str, Order] = MappingProxyType(
     {"paper": paper, "stable_first": stable_first, "epoch": epoch, "transcript": transcript}
 )

@@ -48,8 +48,7 @@ class _Passage(msgspec.Struct, frozen=True):
 
 class LexicalVerifier:
     """A cheap, local and repeatable verifier that compares words, names, numbers and negations. `support` and
-    `conflict` are shares of the claim's terms that a passage must contain to support it, or, with another number or
-    polarity, to contradict it."""
+    `conflict` are shares of the claim's terms that a passage must have to support or, otherwise put, contradict it."""
 
     def __init__(self, characters: int = 6000, support: float = 0.7, conflict: float = 0.8) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict

@@ -1,6 +1,5 @@
 """One episode: play it (`rollout` is the only loop in which a policy acts in an environment), or replay it from its
-record through the pure core, where every hash must come out equal: offline, with the recorded answers in place of the
-world, or live, against an index."""
+record, where every hash must come out equal: offline, with the recorded answers, or live, against an index."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Single episodes, appended to a run folder as they end: one that is played while somebody watches, or those that
-clients drive."""
+"""Single episodes, appended to a run folder as they end: one that somebody watches, or those that clients drive."""
 
 from __future__ import annotations
 
@@ -124,9 +123,8 @@ def open_run(
     of its task, with the id that follows. The folder is locked, and its card is written with the first episode.
     `names`: hashes by `env`, `policy` and `index`, which all episodes of a run share. `counted`: what
     `describe_counter` says; None: the counter is approximate. `dataset`: of the tasks; empty: they have none, and
-    `harness1 push` refuses the run. `samples`: what a process that opens the folder often knows of its lines. Raises
-    UsageError: the folder holds another run or something else, or is written by another process; SchemaError: its card
-    or a line is damaged."""
+    `harness1 push` refuses the run. `samples`: what a process that opens the folder often knows of its lines.
+    UsageError: the folder holds something else, or another process writes to it; SchemaError: it is damaged."""
     hashes, chat = counted or ({}, {})
     inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
     stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)

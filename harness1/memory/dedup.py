@@ -96,8 +96,7 @@ class Bucket(msgspec.Struct, frozen=True):
 class Fingerprints(Forkable):
     """The texts of an episode that do not duplicate each other, as plain data. Only texts with equal guards are
     compared, and those exactly: locality-sensitive hashing at 64 permutations would miss most pairs near the threshold.
-    Most texts share title and figures with no other, so guards and signatures wait until a second text has the same
-    ones."""
+    Most texts share title and figures with no other, so guards and signatures wait for a second such text."""
 
     firsts: dict[str, tuple[str, str, str] | None] = {}
     """Title and figures -> id, title and text of the first with them; None once it has moved into a bucket."""

@@ -44,8 +44,7 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
     """Return the distinct entities of the first `limit_characters` of a text, in order of first appearance: names (runs
     of up to six capitalised words, with particles, initials and a trailing number), acronyms, mixed-case words,
     four-digit years and decades, and numeric dates. Leading function words and honorifics, and possessive endings, are
-    taken off. A common word at the start of a sentence counts only where the text has it capitalised inside a sentence
-    as well."""
+    taken off. A common word at the start of a sentence counts only if the text has it capitalised within one, too."""
     text = text[:limit_characters]
     found: dict[str, bool] = {}
     for match in _ENTITY.finditer(text):
@@ -246,8 +245,7 @@ class SpelledQuery(NamedTuple):
 
 
 def mentions(text: str, characters: int) -> list[tuple[int, str]]:
-    """Return the first mention of each entity in a text: the position behind it and the name, in text order, without
-    mere numbers and names inside longer ones."""
+    """Return the first mention of each entity (no number or part of another) in text order: end and name."""
     names = [name for name in extract(text, characters) if not name.rstrip("s").replace("/", "").isdecimal()]
     taken: list[tuple[int, int]] = []
     for name in sorted(names, key=len, reverse=True):

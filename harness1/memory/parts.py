@@ -126,8 +126,7 @@ class CuratedSet(Forkable):
 
     def edit(self, additions: dict[UnitId, Tag], removals: list[UnitId], settings: Curation) -> Delta:
         """Remove entries, then add others in order; adding a present entry only changes its tag. At the cap the first
-        of the least important makes room for a more important one (`rank`), or the oldest does (`fifo`), or nothing
-        (`refuse`)."""
+        of the least important makes room for a more important one (`rank`), the oldest (`fifo`), or none."""
         removed = [unit_id for unit_id in removals if self.tags.pop(unit_id, None) is not None]
         added, retagged = dict[UnitId, Tag](), dict[UnitId, Tag]()
         evicted, refused = list[UnitId](), list[UnitId]()

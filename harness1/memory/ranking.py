@@ -1,6 +1,5 @@
-"""How the pool is ranked, and what is worth a search: the evidence value of each unit, and the leads. Everything is
-computed from the pool, the ranks at which searches returned its units, and the question, so that a replay computes the
-same."""
+"""How the pool is ranked, and what is worth a search: the evidence value of each unit, and the leads. All is computed
+from the pool, the ranks at which searches returned its units, and the question: a replay computes the same."""
 
 from __future__ import annotations
 
@@ -305,8 +304,7 @@ class EvidenceValue(Forkable):
     asked: list[str] = []  # the names of units that the question has
     names: UnitNames = msgspec.field(default_factory=UnitNames)
     sources: list[int] = []
-    """Of each unit: the first unit that is about the same by title, or without one by the name that its text begins
-    with; itself if it has neither."""
+    """Of each unit: the first that is about the same by title or by the name that its text begins with; or itself."""
     words: PoolWords = msgspec.field(default_factory=PoolWords)
     pages: dict[str, int] = {}  # ranks that were read of each query, page by page
     best: dict[str, float] = {}  # the best score of each query that has all terms of the question

@@ -30,8 +30,7 @@ from harness1.tools.registry import tools_of
 @dataclass(frozen=True)
 class Case:
     """What a term of the reward rates: a finished episode and its outcome (shares of the gold, counts of turns and
-    calls), beside its gold, which is None where only the outcome is known. `config.env` says which mechanisms are
-    enabled."""
+    calls), beside its gold, None where only the outcome is known. `config.env` says which mechanisms are on."""
 
     outcome: Outcome
     episode: Episode
@@ -55,8 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Component:
-    """A term of the reward: a value in [0, `ceiling`], or any value if there is no ceiling, times its weight in
-    `reward.weights` under its `key`."""
+    """A term of the reward: a value in [0, `ceiling`], or any value without one, times `reward.weights[key]`."""
 
     name: str
     key: str

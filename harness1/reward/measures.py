@@ -53,8 +53,7 @@ class Judged(Record):
 
     def ndcg(self, depth: float) -> float:
         """Return grades discounted by log2(1 + place) (Järvelin and Kekäläinen 2002), as a share of the ideal
-        ranking's. Meeting a fact again gains nothing (alpha-nDCG with alpha = 1, Clarke et al. 2008, whose greedy ideal
-        can fall short)."""
+        ranking's. Meeting a fact again gains nothing (alpha-nDCG with alpha = 1, Clarke et al. 2008)."""
         ideal = _discount(enumerate(self.ideal, start=1), depth)
         return min(1.0, _discount(zip(self.met, self.grades, strict=True), depth) / ideal) if ideal else 0.0
 

@@ -50,8 +50,7 @@ LEAKED = 0.05  # the score of a policy that ignores results at which a task is r
 HEADROOM = 0.15  # at least, for a task to be sampled
 
 Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
-"""`fault`: the infrastructure broke an episode, so nothing is known. `flat`: an ideal delivery earns no more than an
-empty one."""
+"""`fault`: the infrastructure broke an episode. `flat`: an ideal delivery earns no more than an empty one."""
 Scoring = Callable[[Episode, Gold], RewardRecord | None]
 
 

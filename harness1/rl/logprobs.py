@@ -46,8 +46,7 @@ MaskOf = Callable[[SampledCall], "Tensor | None"]
 
 
 def calls_to_replay(episode: Episode) -> Iterator[SampledCall]:
-    """Yield every call that has log probabilities, failed attempts included; SchemaError if a part of a prompt is
-    lost."""
+    """Yield every call with log probabilities, failed attempts too; SchemaError if a part of a prompt is lost."""
     for call in calls_of(episode):
         if call.output_logprobs:
             sampled = call.output_ids, call.output_logprobs, call.sampling, call.policy_version_start
@@ -80,11 +79,11 @@ def chosen_logprobs(logits: Tensor, ids: Sequence[int], sampling: Sampling, mask
 
 
 class LogprobReport(Record):
-    """The comparison of recorded with replayed log probabilities. `worst_ratio` is the greatest difference as a share
-    of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean of r - 1 - log r with log r = replayed - recorded,
-    which estimates the divergence of the two distributions (Schulman, "Approximating KL divergence", 2020). Tokens at
-    temperature 0 have no distribution: `greedy_gap` is the greatest distance of their logits from the highest, and
-    infinite where a recorded value is not 0."""
+    """The comparison of recorded with replayed log probabilities. `worst_ratio` is the greatest difference by its
+    bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean of r - 1 - log r with log r = replayed - recorded, which
+    estimates the divergence of the two distributions (Schulman, "Approximating KL divergence", 2020). Tokens at
+    temperature 0 have no distribution: `greedy_gap` is the greatest distance of their logits from the highest
+    (infinite: a recorded value is not 0)."""
 
     tokens: int = 0
     max_difference: float = 0.0
@@ -130,9 +129,9 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
 
 
 def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) -> MaskOf:
-    """Return what rebuilds the masks of a call's grammar, which a record does not hold, for the tokenizer in a model's
-    folder and logits of a width; raise MissingExtra without xgrammar, UsageError without a tokenizer; on calling, if a
-    call names another grammar."""
+    """Return what rebuilds the masks of a call's grammar, which a record does not hold, for the tokenizer in a folder
+    and logits of a width; MissingExtra without xgrammar, UsageError without a tokenizer or, on calling, for another
+    grammar."""
     compiler = GrammarCompiler(folder, vocabulary)
     known = {grammar.digest: grammar for grammar in grammars}
 
@@ -148,8 +147,7 @@ def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) ->
 
 
 def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Tensor:
-    """Subtract recorded from replayed log probabilities, [tokens], float64; at the edge of `top_p` take the smaller
-    difference of both sides."""
+    """Subtract recorded log probabilities, [tokens], float64; at the edge of `top_p` take the smaller difference."""
     import torch
 
     recorded = torch.tensor(call.output_logprobs, dtype=torch.float64)

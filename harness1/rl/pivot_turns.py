@@ -95,8 +95,7 @@ class Effect(Record, kw_only=True):
 
 
 class DecisionPoint(NamedTuple):
-    """The state in which actions are compared: the memory before them, which is never changed, the targets of the task,
-    and the actions of the episode so far."""
+    """Where actions are compared: the memory before them, never changed, the task's targets, and the actions so far."""
 
     memory: WorkingMemory
     wanted: tuple[Target, ...]
@@ -202,9 +201,8 @@ class PivotWorld(NamedTuple):
     machine: Machine
 
     def states(self, episode: Episode, gold: Gold | None) -> tuple[PivotState, ...]:
-        """Rebuild the states before the turns of an episode, until one exceeds the policy's context; raise ConfigError
-        if it was recorded in another environment or over another index; UsageError without gold; SchemaError if it
-        cannot be replayed."""
+        """Rebuild the states before an episode's turns, until one exceeds the policy's context; raise ConfigError for
+        another environment or index; UsageError without gold; SchemaError if it cannot be replayed."""
         here = {"env": env_hash(self.config), "index": self.retriever.info.index_hash}
         if wrong := [name for name, known in here.items() if known != getattr(episode.hashes, name)]:
             raise ConfigError(f"episode {episode.episode_id} was recorded with another {' and '.join(wrong)}")
@@ -298,8 +296,7 @@ class _OneTurn(SearchEnv):
 
 
 def _replay(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
-    """Replay a recorded turn as the policy that continues would have written it: in its format, or without model
-    calls."""
+    """Replay a recorded turn as the policy that continues would have written it: in its format, or without calls."""
     counter, written = env.counter, turn
     try:
         if counter.hash != episode.hashes.counter:

@@ -1,6 +1,5 @@
-"""The candidates of a profile: each is a turn of a teacher. Let mu be the share of a reference policy's K samples that
-the verifier finds right. A turn is kept if 0 < mu < 1 (otherwise no action stands out) and mu < lambda (PivotRL, arXiv
-2603.21383)."""
+"""The candidates of a profile: turns of a teacher. Let mu be the share of a reference policy's K samples that the
+verifier finds right. A turn is kept if 0 < mu < 1 (else no action stands out) and mu < lambda (PivotRL, 2603.21383)."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ SAMPLES, LIMIT = 8, 0.6  # actions of the reference policy at a turn; the share 
 HELD_OUT, SEED = 0.1, 42  # share of the tasks whose turns are never trained on; seed of these and of the samples
 Split: TypeAlias = Literal["train", "held_out"]
 PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
-"""The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state
-exceeds the policy's context."""
+"""`expert_fails`: the expert's own action is found wrong; `no_room`: the state exceeds the policy's context."""
 
 
 class Pivot(Record):
@@ -162,8 +160,7 @@ class Profile:
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
-        """Return the last episodes of the tasks to learn from, without broken ones and those below
-        `sft.gates.recall`."""
+        """Return the last whole episodes of the tasks to learn from that reach `sft.gates.recall`."""
         latest: dict[EpisodeKey, TeacherEpisode] = {}
         for line, episode in enumerate(read_episodes(self.run.folder, on_torn)):
             self.run.refuse_stray(episode, needs_ids=False)

@@ -144,10 +144,9 @@ def train_policy(
 ) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. `players`
     opens the rollouts within the event loop of the training; they begin with the weights of `work.base`. This process
-    leads the group. Raise UsageError as `Training.check`, or the folder holds something else or cannot be written, the
-    episodes were not sampled by the weights in training, no group has anything to learn from, or the time was up before
-    the first batch; Diverged if a loss is not finite (the best checkpoint so far is kept); InfrastructureFault if all
-    recent episodes were broken."""
+    leads the group. Raise UsageError as `Training.check`, or the folder holds something else, the episodes were not
+    sampled by the weights in training, nothing can be learned, or the time was up before the first batch; Diverged if a
+    loss is not finite (the best checkpoint is kept); InfrastructureFault if all recent episodes broke."""
     work.check()
     stage = work.stage(policy_hash)
     refuse_other(stage, work.out, "training")
@@ -326,8 +325,7 @@ def choose_tasks(
     `train.watch.tasks` validation tasks, from each dataset in turn: from its split `dev`, or drawn from the tasks by
     `rl.seed` if there is no `dev` or it is the split to learn from. Unless `data.leaks` is "keep", what is learned
     gives away no validation task, and neither gives away a test task: the sieve, by default that of `open_filter`,
-    leaves them out. Raise UsageError if the split is missing, reserved for testing, or has no task left to learn from;
-    or a task lacks its gold."""
+    leaves them out. UsageError if the split is missing, for testing, or has no task left, or one has no gold."""
     for source in sources:
         check_taught_split(split, source.name)
     sieve = sieve or open_filter(config.data, sources, {(source.name, split) for source in sources})
@@ -370,8 +368,7 @@ FindIndex = Callable[[Source, str | None], str]  # returns the index of a source
 def open_task_training(
     config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
 ) -> tuple[Training, OpenRollouts]:
-    """Open a training run on whole episodes of the tasks of datasets; raise UsageError as `open_tasks`, or workers
-    cannot have the model."""
+    """Open a training run on whole episodes; raise UsageError as `open_tasks`, or workers cannot have the model."""
     (tasks, held_out, selections), setups = open_tasks(config, inputs, find_index)
     spec, fleet = ModelSpec.read(inputs.model), config.machine.fleet
     base, versions = resolve_model(spec.model), out / WEIGHTS
@@ -424,9 +421,8 @@ def open_tasks(config: Config, inputs: TrainingInputs, find_index: FindIndex) ->
 def open_pivot_training(
     config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, pivots: Path
 ) -> tuple[Training, OpenRollouts]:
-    """Open a training run on the single turns of a teacher that a profile kept; raise UsageError if the settings are
-    those of whole episodes, or the profile cannot be opened; ConfigError if the profile was made with another policy
-    or configuration."""
+    """Open a training run on the single turns of a teacher that a profile kept; raise UsageError for settings of whole
+    episodes; otherwise as `open_training`."""
     if config.machine.fleet.workers or inputs.admission:
         raise UsageError("--pivots trains on single turns here: without machine.fleet.workers and --admission")
     if inputs.share:

@@ -20,9 +20,8 @@ from harness1.runs.files import replacing
 
 class TrainRow(Record):
     """One sequence for a trainer, with an entry per token in all tuples of numbers; ValueError if they cannot be one.
-    Log probabilities are natural logarithms as recorded when sampling, 0.0 where the mask is 0, None if some are
-    unknown; `token_weight` is that of each trained token in a policy gradient's mean: 1, unless a `make_rows` of one's
-    own sets it."""
+    Log probabilities are natural logarithms as sampled, 0.0 where the mask is 0, None if some are unknown;
+    `token_weight` is that of each trained token in a policy gradient's mean, 1 unless one's own code sets it."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]  # 1: the policy sampled this token, and it is trained

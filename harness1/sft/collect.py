@@ -78,8 +78,7 @@ def teaching_tasks(
 
 
 def student_place(place: str, source: Source, tasks: Sequence[Task], config: Config) -> str:
-    """Return the path of a student's tokenizer; raise UsageError if it does not exist, lacks the control tokens of its
-    format, or loses text of its prompts."""
+    """Return the path of a student's tokenizer; UsageError if it is not there, lacks control tokens or loses text."""
     found = tokenizer_place(place)
     check_round_trip(format_at(found, config).tokenizer, sample_texts(source, tasks, config))
     return found
@@ -217,8 +216,7 @@ LearnedTask = tuple[str, str]  # the name of a dataset, and the id of a task in 
 def tasks_of_runs(folders: Iterable[str | Path]) -> frozenset[LearnedTask]:
     """Return the tasks of earlier work: those of runs, of the rows of datasets of `sft build` and of checkpoints of
     `sft train`, all that trainings of `rl train` could draw or validated on or played, and those that profiles of `rl
-    pivots` chose. Raise UsageError if a folder is none of these, or its card lists no tasks; SchemaError if a card is
-    damaged."""
+    pivots` chose. UsageError if a folder is none of these, or lists none; SchemaError if damaged."""
     return frozenset(task for folder in folders for task in _tasks_of(Path(folder)))
 
 

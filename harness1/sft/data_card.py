@@ -184,8 +184,7 @@ def tasks_by_dataset(tasks: Collection[tuple[str, str]]) -> dict[str, tuple[str,
 
 
 def readme(card: DataCard) -> str:
-    """Return the card as Markdown, with front matter for `datasets.load_dataset`. It may be published, so it shows only
-    the last part of local paths."""
+    """Return the card as Markdown, with front matter for `datasets.load_dataset`; of local paths only the last part."""
     files = [{"split": "train", "path": TRAIN}]
     files += [{"split": "validation", "path": HELD_OUT}] if card.held_out.rows else []
     configs = [{"config_name": "default", "data_files": files}]

@@ -23,8 +23,7 @@ from harness1.rows.calls import calls_for_rows, calls_of, calls_to_train
 
 SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
 REASONS = ("too_long", "unfinished", "unplaced")
-"""Why a turn has no row: it has more than `sft.max_tokens`, or a truncated output, which would teach the model not to
-stop, or its place in a chain is unknown."""
+"""Why a turn has no row: it is too long, was cut (which teaches not to stop), or has no known place in a chain."""
 
 
 class Origin(Record):

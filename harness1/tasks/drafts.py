@@ -231,8 +231,7 @@ def change_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
 
 
 def _is_told_apart(graph: CorpusGraph, sentence: str, names: Sequence[str], name: str) -> bool:
-    """Return whether a sentence with one name left out still tells what it is about: a short one needs another rare
-    name or a figure for that."""
+    """Return whether a sentence without one name still tells what it is about: a short one by a name or a figure."""
     others = (other for other in names if not (holds_name(name, other) or holds_name(other, name)))
     has_other = any(_is_rare(graph, other, SOME) and _is_own(graph, other) for other in others)
     return len(sentence) >= 2 * SHORTEST or has_other or bool(figures(sentence))
@@ -257,8 +256,7 @@ def _slot(graph: CorpusGraph, sentence: str, name: str) -> tuple[str, int, tuple
 
 
 def _is_distinct(graph: CorpusGraph, name: str, most: int) -> bool:
-    """Return whether a rare name hardly names two things: it has two words, one of them only in names, or letters with
-    digits or capitals."""
+    """Return whether a rare name hardly names two things: by two words, or digits or capitals in it."""
     is_code = IDENTIFIER.fullmatch(name) is not None or (_CODED.search(name) is not None and "-" not in name)
     is_one = is_code or (" " in name and _is_own(graph, name))
     return is_one and _is_rare(graph, name, most) and not _NOT_NAMES.search(name)

@@ -247,8 +247,7 @@ _MERGED = re.compile(
 
 
 def stands_alone(sentence: str) -> bool:
-    """Return whether a sentence can be quoted without its neighbours: whole, of middle length, in prose, and without
-    words that point to them."""
+    """Return whether a sentence can be quoted alone: whole, in prose, without words that point away."""
     if not SHORTEST <= len(sentence) <= LONGEST or not sentence[0].isupper() or sentence[-1] not in ".!":
         return False
     return is_prose(sentence) and not (
@@ -317,8 +316,7 @@ def points_elsewhere(sentence: str) -> bool:
 
 
 def figures(sentence: str) -> list[str]:
-    """Return the figures of a sentence, but for single digits, dates, numbers that label something, and years beside
-    their neighbours."""
+    """Return the figures of a sentence but single digits, dates, labels, and years beside their neighbours."""
     found = (match for match in _FIGURE.finditer(sentence) if len(match.group()) > 1)
     kept = [match.group() for match in found if not _COUNTED.search(sentence, 0, match.start())]
     years = {int(each) for each in _YEARS.findall(sentence)}

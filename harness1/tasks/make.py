@@ -113,8 +113,7 @@ def _serves(need: Need, passage: Passage) -> bool | None:
 
 
 def _says(need: Need, said: Sequence[Said]) -> bool | None:
-    """Return whether one of some sentences says nearly the same as that of a need; None if one says it with other
-    figures or names."""
+    """Return whether a sentence says nearly what that of a need does; None if with other figures or names."""
     own = set(_WORD.findall(need.quoted.lower()))
     alike = [
         each for each, words in said if len(words) >= ALIKE * len(own) and len(own & words) >= ALIKE * len(own | words)

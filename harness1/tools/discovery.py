@@ -1,5 +1,4 @@
-"""The tools that discover documents, and their steps: put queries in words, fuse, fit whole hits into the token
-allowance, absorb, auto-populate."""
+"""The tools that discover documents: put queries in words, fuse, fit hits into the allowance, absorb, populate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""All tools, and those that a configuration enables. To add a tool, write one function and one line here; a plugin
-names its function in `harness1.tools`."""
+"""All tools. To add one, write one function and one line here; a plugin names its function in `harness1.tools`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 a token and its advantage A, the gradient is that of sg(w(r)) A log pi, where sg stops gradients. CISPO clips r to
 bounds to get w (MiniMax-M1, arXiv 2506.13585), so every token keeps a gradient; double-sided masking drops tokens
 beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); interaction-level credit drops whole calls, by the geometric
-mean of their ratios (IPA, arXiv 2512.24873); REINFORCE has w = 1. Bounds apply to r itself; they are not offsets from
-1."""
+mean of their ratios (IPA, arXiv 2512.24873); REINFORCE has w = 1. Bounds apply to r itself."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class MicroBatch:
 class Algorithm(ABC):
     """A loss over trained tokens. That of an optimizer step is the sum of `token_losses` over its tokens, divided by
     the `normaliser` of its rows. This is known first, so micro-batches and processes do not change the loss. Tokens
-    whose ratio of probabilities (present to sampled, as `bound` gives its logarithm) is beyond the bounds count as
-    clipped."""
+    whose ratio of probabilities (present to sampled; `bound` gives its logarithm) is out of bounds are clipped."""
 
     ratio_min: float = 0.0
     ratio_max: float = inf
@@ -79,8 +77,7 @@ class NegativeLogLikelihood(Algorithm):
 
 @dataclass(frozen=True)
 class Reinforce(Algorithm):
-    """`-token_weight w(r) A log pi`, over the sum of the token weights. Here w is 1, whichever policy sampled the token
-    (Williams 1992)."""
+    """`-token_weight w(r) A log pi`, over the sum of the token weights, with w = 1 (Williams 1992)."""
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(row.token_weight * sum(row.loss_mask) for row in rows)

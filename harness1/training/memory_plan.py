@@ -163,8 +163,7 @@ def count_step(
     shape: PreTrainedConfig, train: Train, algorithm: Algorithm, size: BatchSize, attention: str = ""
 ) -> Parts:
     """Return the bytes of a training step: of weights those `frozen`, `trained`, in the largest `layer` and `outside`
-    all layers; what layers have `kept` after the forward pass; the most in each of `PHASES`; and the number of
-    `parameters`."""
+    all layers; what layers have `kept` after the forward pass; the most in each of `PHASES`; the `parameters`."""
     import torch
 
     with _without_data(shape):
@@ -194,8 +193,7 @@ def count_step(
 
 
 def count_prefill(shape: PreTrainedConfig, dtype: Dtype, rows: int, tokens: int) -> Parts:
-    """Return the bytes of sampling in this process: `weights`, the `cache` of keys and values of all rows, and what is
-    `working` in the prefill of one prompt."""
+    """Return the bytes of sampling here: `weights`, the `cache` of all rows, and what is `working` in one prefill."""
     import torch
     from transformers import AttentionInterface
 

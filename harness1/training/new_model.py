@@ -74,8 +74,7 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
 
 
 def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed: int) -> int:
-    """Train a tokenizer on texts and draw random weights, with room for the context window; return the vocabulary's
-    size."""
+    """Train a tokenizer on texts and draw weights, with room for the context window; return the vocabulary's size."""
     with optional("train"):
         from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 

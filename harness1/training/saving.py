@@ -1,5 +1,4 @@
-"""The tensors of a training run on disk (`torch.distributed.checkpoint`): any number of processes reads what any number
-wrote."""
+"""The tensors of a training run on disk: any number of processes reads what any number wrote."""
 
 from __future__ import annotations
 
@@ -158,8 +157,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(path: Path, kind: type[State]) -> State | None:
-    """Return the state that `write_state` wrote as a type; UsageError if it is damaged, or of another version of
-    harness1."""
+    """Return the state that `write_state` wrote as a type; UsageError if it is damaged, or of another version."""
     import torch
 
     if not path.is_file():

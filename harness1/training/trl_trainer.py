@@ -88,8 +88,7 @@ def find_saved_step(out: Path) -> int:
 
 def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) -> tuple[int, int]:
     """Return the rows of a forward pass, and its passes in a step of exactly `batch_rows`, of each process: the largest
-    equal passes within the budget, if all rows were as long as the longest. UsageError if rows cannot be shared
-    equally."""
+    equal passes within the budget, were all as long as the longest. UsageError if rows cannot be shared."""
     share, rest = divmod(batch_rows, processes)
     if rest:
         raise UsageError(f"train.batch_rows={batch_rows} cannot be shared equally by {processes} processes")
