@@ -137,11 +137,7 @@ class SearchEnv:
         return self._state
 
     async def reset(self, task: Task) -> Context | None:
-        """Begin an episode; return None if even the empty context exceeds the budget.
-
-        Raises:
-            HarnessError: the task contains its gold; pass `task.public()`.
-        """
+        """Begin an episode; return None if the empty context exceeds the budget; HarnessError if the task has gold."""
         if task.gold is not None or task.metadata:
             raise HarnessError("an environment never sees gold: pass task.public()")
         return self.begin(WorkingMemory.empty(task.query, self.retriever.info.unit))
@@ -154,15 +150,9 @@ class SearchEnv:
         return self._render()
 
     async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
-        """Execute one action: the first that is not `end_search`, which counts only when alone.
-
-        A step that fails leaves the state unchanged.
-
-        Raises:
-            InfrastructureFault: retriever or verifier failed after all attempts; the episode is invalid.
-            HarnessError: the episode is over or has not begun.
-            ValueError: there is no action.
-        """
+        """Execute one action: the first that is not `end_search`, which counts only when alone. A step that fails
+        leaves the state unchanged. Raise InfrastructureFault if retriever or verifier failed after all attempts;
+        HarnessError if the episode is over or has not begun; ValueError without an action."""
         if self.state.done is not None:
             raise HarnessError(f"the episode has ended ({self.state.done}): reset the environment")
         call, ignored = choose([json_safe_call(action) for action in actions])

@@ -169,13 +169,8 @@ def _passages(claim: str, text: str) -> dict[str, str]:
 
 
 def open_verifier(env: Env, machine: Machine) -> Verifier:
-    """Open the verifier that `env.verification.judge` names.
-
-    Raises:
-        ConfigError: a setting is missing or wrong; for the language model, its name or address.
-        UsageError: the cross-encoder cannot be loaded.
-        MissingExtra: a library of the verifier is not installed.
-    """
+    """Open the verifier that `env.verification.judge` names. Raise ConfigError if a setting is missing or wrong;
+    UsageError if the cross-encoder cannot be loaded; MissingExtra without a library."""
     verification = env.verification
     if verification.judge == "lexical" or not env.has("verification"):
         return unopened_verifier(env)

@@ -152,21 +152,15 @@ def marker(env: Env, used: int, turn: int) -> Piece:
 
 @dataclass(frozen=True)
 class Context:
-    """A prompt as pieces, with the tools that may be called and its size in tokens.
-
-    Attributes:
-        turn: the turn to be decided, from 1.
-        fresh: tokens behind the longest common prefix with the previous context; all of them for the first.
-        epoch_start: finished turns when the running epoch began; 0 in orders without epochs.
-    """
+    """A prompt as pieces, with the tools that may be called and its size in tokens."""
 
     pieces: tuple[Piece, ...]
     tools: tuple[ToolSpec, ...]
     budget: Budget
     hash: str
-    turn: int = 1
-    fresh: int = 0
-    epoch_start: int = 0
+    turn: int = 1  # the one to be decided
+    fresh: int = 0  # tokens behind the longest common prefix with the previous context; all of them for the first
+    epoch_start: int = 0  # finished turns when the running epoch began; 0 in orders without epochs
 
     @cached_property
     def view(self) -> View:
