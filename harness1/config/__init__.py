@@ -188,7 +188,6 @@ def load_config(
 
 
 def _put_in_place(tree: dict[str, Any]) -> None:
-    """Put earlier settings, and the switches of mechanisms, where they are now; later overrides prevail."""
     if FORMER in tree:
         raise ConfigError(f"configuration: [{FORMER}] is called [machine] now")
     unite(tree)
@@ -239,7 +238,6 @@ def _refuse_infinite(tree: Mapping[Any, Any], prefix: str = "") -> None:
 
 
 def _place_error(error: str) -> str:
-    """Return what msgspec says of a wrong value, with the setting first: `env.max_turns: expected int >= 1`."""
     what, _, place = error.rstrip("`").partition(" - at `$")
     words = what.replace("`", "").replace("Object contains unknown field", "There is no setting")
     words = words[:1].lower() + words[1:]

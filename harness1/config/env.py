@@ -218,7 +218,6 @@ class Env(Settings):
         msgspec.structs.force_setattr(self, "mechanisms", ordered)  # a set, of which order decides nothing
 
     def has(self, name: Mechanism) -> bool:
-        """True if a mechanism is on."""
         return name in self.mechanisms
 
     def switch(self, **on: bool) -> Env:
@@ -228,7 +227,6 @@ class Env(Settings):
 
     @property
     def prompt_limit(self) -> int:
-        """Maximum tokens of a prompt: context window minus generation reserve."""
         return self.context_window - self.generation_reserve
 
     def to_hash(self) -> dict[str, Any]:
@@ -252,12 +250,10 @@ class Env(Settings):
 
     @property
     def ranks(self) -> bool:
-        """True if units are ranked; the value needs the graph."""
         return self.has("evidence") and self.has("rank")
 
     @property
     def leads_on(self) -> bool:
-        """True if leads are shown; they come from the ranking."""
         return self.has("leads") and self.ranks
 
     @property
@@ -267,7 +263,6 @@ class Env(Settings):
 
     @property
     def has_handles(self) -> bool:
-        """True if a query may contain handles."""
         return self.has("entity_handles") or self.leads_have_handles
 
     @property
@@ -282,7 +277,6 @@ class Env(Settings):
 
     @property
     def title_limit(self) -> int:
-        """Maximum tokens of a title in a small window, at four characters each."""
         return int(self.prompt_limit * TITLE_SHARE)
 
     def observation_limit(self, tokens: int) -> int:

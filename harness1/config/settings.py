@@ -117,7 +117,6 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
 
 @cache
 def _read_source(module: str) -> tuple[list[str], dict[str, list[ast.stmt]]]:
-    """Return the lines of a module, and the bodies of its classes; none where the source is not there."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (OSError, TypeError):

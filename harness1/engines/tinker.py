@@ -180,7 +180,6 @@ class TinkerBackend:
         return 0 if self._current is None else self._current[1]
 
     def switch(self, client: Any, version: int) -> None:
-        """Sample later calls with another client, under a version."""
         self._current = client, version
 
     async def generate(
@@ -271,7 +270,6 @@ class TinkerEngine:
 
     @cached_property
     def _training(self) -> Any:
-        """The client of the adapters in training: resumed, begun from a checkpoint, or fresh."""
         client, train, model = self._service.client, self._train, self._service.model
         if self._resumed:
             opened = partial(client.create_training_client_from_state_with_optimizer, self._resumed)

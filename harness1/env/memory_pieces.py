@@ -49,7 +49,6 @@ class TurnPieces(msgspec.Struct, frozen=True):
     hits: tuple[Piece, ...]
 
     def pieces(self) -> tuple[Piece, ...]:
-        """Return the whole turn in the order shown."""
         return (self.action, self.head, *self.hits)
 
 

@@ -60,7 +60,6 @@ class CachedCounter:
         return self.known[piece.key]
 
     def overhead(self, first: Piece) -> int:
-        """Return the tokens that a message adds if it begins with this piece."""
         key = overhead_key(first)
         if key not in self.known:
             self.known[key] = self.counter.overhead(first)
@@ -72,7 +71,6 @@ class CachedCounter:
         return self.known[TOOLS]
 
     def total(self, pieces: Sequence[Piece]) -> int:
-        """Return the tokens of joined pieces and of their messages."""
         return sum(map(self.piece, pieces)) + sum(self.overhead(group[0]) for group in group_messages(pieces))
 
 
@@ -246,7 +244,6 @@ def visible_units(shown: Sequence[TurnPieces]) -> set[UnitId]:
 
 
 def _turn_blocks(shown: Sequence[TurnPieces]) -> list[Block]:
-    """Return turns as blocks. Older ones lose their hits first; the last loses hits only where all else is gone."""
     blocks: list[Block] = []
     for turn in shown[:-1]:
         blocks.append(Block((turn.action, turn.head), Drop.OLD_TURNS, turn.turn))
@@ -286,11 +283,9 @@ class Renderer:
         return window
 
     def head(self, memory: WorkingMemory) -> list[Block]:
-        """Return what every context begins with."""
         return [Block((self.static,)), Block((query_piece(memory, self.env),))]
 
     def memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
-        """Return the memory, without lines of what the shown turns display."""
         return self._memory_pieces.of(memory, visible_units(shown))
 
     def render(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Context | None:

@@ -29,7 +29,6 @@ class BudgetView(Record):
     level: str = ""
 
     def turns_left(self) -> int | None:
-        """Return the turns that remain, or None if no budget line is shown."""
         return self.max_turns - self.turn if self.max_turns else None
 
 

@@ -57,7 +57,6 @@ class Samples:
         self._read = size
 
     def next_of(self, task_id: str) -> int:
-        """Return the number of the next sample of a task, from 0, and count it."""
         self._next[task_id] += 1
         return self._next[task_id] - 1
 

@@ -89,7 +89,6 @@ class Bucket(msgspec.Struct, frozen=True):
     signatures: bytes = b""
 
     def all_signatures(self) -> bytes:
-        """Return the signatures of all members, concatenated."""
         return self.signatures or _signature(self.first)
 
 
@@ -154,7 +153,6 @@ def _bucket_key(title: str, text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _figures(title: str, text: str) -> str:
-    """Return the cheap part of the guard: the title and the runs of digits. Equal guards have equal figures."""
     return "\x1f".join([" ".join(title.casefold().split()), *sorted(runs(text, _KEPT_DIGITS, _DIGITS))])
 
 

@@ -78,7 +78,6 @@ def _parts(raw: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _name(raw: str) -> tuple[str, bool]:
-    """Return the name in a match (none: a bare month, numeral, initial or letter), and whether it is a common word."""
     head = raw.partition(" ")[0]
     lowered = head.lower()
     if head.isalpha() and len(head) > 1 and lowered not in _OPENINGS and head.strip("IVX") and raw[-1] != ".":
@@ -168,11 +167,9 @@ class EvidenceGraph(Forkable):
         return forked
 
     def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
-        """Return the entities of a unit in order of addition; none for an unknown unit."""
         return tuple(self.names[key] for key in self.entities.get(unit_id, ()))
 
     def units_of(self, entity: str) -> tuple[UnitId, ...]:
-        """Return the units that mention an entity in any form, in order of addition."""
         return self.units.get(entity_key(entity), ())
 
 

@@ -59,7 +59,6 @@ class Pool(Forkable):
     aliases: dict[UnitId, UnitId] = {}
 
     def unit_of(self, hit: Hit) -> UnitId:
-        """Return the id under which a hit is pooled and curated."""
         return UnitId(hit.doc_id if self.unit == "document" else hit.chunk_id)
 
     def add(self, hit: Hit, turn: int) -> bool:
@@ -148,7 +147,6 @@ class CuratedSet(Forkable):
         return Delta(added=added, retagged=retagged, removed=tuple(gone), evicted=tuple(out), refused=tuple(refused))
 
     def refill(self, units: Sequence[UnitId], tag: Tag) -> Delta:
-        """Replace all entries with these units, in order."""
         before, self.tags = self.tags, dict.fromkeys(units, tag)
         new = tuple(unit_id for unit_id in units if unit_id not in before)
         return Delta(auto_populated=new, removed=tuple(unit_id for unit_id in before if unit_id not in self.tags))
@@ -185,7 +183,6 @@ class VerificationCache(Forkable):
         self.verdicts[key], self.judged[key] = verdict, chunks
 
     def recent(self, limit: int) -> tuple[Verdict, ...]:
-        """Return the newest verdicts, newest first."""
         return tuple(islice(reversed(self.verdicts.values()), limit))
 
 

@@ -192,7 +192,6 @@ _TERMS = Remembered(
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case without accents, punctuation and possessive s."""
     if "'" in text or "’" in text or "&" in text:
         text = _POSSESSIVE.sub("", text.replace("&amp;", "&"))
     if not text.isascii():

@@ -279,7 +279,6 @@ class Assessment:
 
     @cached_property
     def places(self) -> dict[UnitId, int]:
-        """The place of each unit, from 0."""
         return {unit_id: place for place, unit_id in enumerate(self.units)}
 
     @cached_property

@@ -104,18 +104,15 @@ class WorkingMemory(Forkable, dict=True):
             self.entities.add(" ".join(lead.name.split()) for lead in shown)
 
     def shown_leads(self, env: Env) -> Sequence[Lead]:
-        """Return the best leads, as many as a context shows."""
         leads = self.assess().leads
         if env.has("marks"):
             leads = tuple(lead for lead in leads if entity_key(lead.name) not in OWN_WORDS)
         return leads[: env.leads.lines]
 
     def text_of(self, unit_id: UnitId) -> str:
-        """Return the stored chunks of a pooled unit, in document order."""
         return "\n".join(hit.text for hit in self.hits_of(unit_id))
 
     def hits_of(self, unit_id: UnitId) -> list[Hit]:
-        """Return the stored chunks of a pooled unit as hits, in document order."""
         hits = [self.store[chunk_id] for chunk_id in self.pool.entries[unit_id].chunk_ids]
         return sorted(hits, key=lambda hit: hit.index)
 
@@ -208,6 +205,5 @@ def question_names(question: str) -> tuple[str, ...]:
 
 
 def _by_title(memory: WorkingMemory) -> Callable[[str], list[UnitId]]:
-    """Return the function that finds the pooled units by what their titles name."""
     units, heads = list(memory.value.numbers), memory.value.names.heads
     return lambda name: [units[number] for number in heads.get(head(name), ())]

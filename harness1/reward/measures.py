@@ -29,7 +29,6 @@ class Judged(Record):
     ideal: tuple[int, ...]  # grades that an ideal ranking gains at each place
 
     def recall(self, depth: float = math.inf) -> float:
-        """Return the share of the targets met at this depth or above."""
         met = sum(place <= depth for place in self.met if place < math.inf)
         return met / len(self.met) if self.met else 0.0
 
@@ -39,11 +38,9 @@ class Judged(Record):
         return self._relevant(depth) / places if places else 0.0
 
     def success(self, depth: float) -> float:
-        """Return 1 if a relevant unit is at this depth or above, else 0."""
         return float(self._relevant(depth) > 0)
 
     def reciprocal_rank(self) -> float:
-        """Return 1 / the place of the first relevant unit."""
         return 1.0 / self.relevant[0] if self.relevant else 0.0
 
     def average_precision(self) -> float:
@@ -142,12 +139,10 @@ class Outcome(Record, kw_only=True):
 
     @property
     def selection_loss(self) -> float:
-        """Trajectory recall minus curated recall."""
         return self.trajectory_recall - self.recall
 
     @property
     def tools(self) -> int:
-        """Number of distinct tools used successfully."""
         return len(self.calls)
 
 

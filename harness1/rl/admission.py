@@ -137,7 +137,6 @@ class PolicyEarnings(Record):
     lives_on: str = ""  # the term that contributed most; empty if none contributed
 
     def list_cells(self) -> list[str]:
-        """Return the row of the policy under `COLUMNS`."""
         figures = [f"{figure:.3f}" for figure in (self.reward, self.score, self.recall, self.precision)]
         largest = f"{self.lives_on} {self.terms[self.lives_on]:+.2f}" if self.lives_on else "nothing"
         return [self.policy, *figures, f"{self.set_size:.1f}", largest]
@@ -298,8 +297,6 @@ def check(
 
 
 def _score_runs(job: Evaluation, out: Path) -> tuple[Trials, dict[str, RewardRecord | None]]:
-    """Return the trials, and the reward of the ideal delivery of each task; of each task and sample the last counts."""
-
     def scoring(episode: Episode, gold: Gold) -> RewardRecord | None:
         return composite(measure_outcome(episode, gold), episode, job.config, gold)
 

@@ -169,7 +169,6 @@ def compare_effects(act: Effect, expert: Effect, end: SetQuality) -> Ruling:
 
 
 def _progress(effect: Effect) -> int:
-    """Count the targets that a discovery surfaced, or that a curation gained without losses or many useless ones."""
     if effect.kind == DISCOVERY:
         return effect.surfaced
     if effect.kind != CURATION or effect.lost or effect.after.useless > effect.before.useless + USELESS:

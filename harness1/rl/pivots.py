@@ -246,7 +246,6 @@ def _begin_pivots(
 
 
 async def _sample(pivot: Pivot, episode: Episode, state: PivotState | None, world: PivotWorld, policy: Policy) -> Pivot:
-    """Draw the samples, if the expert's own action is found right; raise InfrastructureFault if a turn broke."""
     if state is None:
         return pivot
 

@@ -298,7 +298,6 @@ class RayRollouts:
         return job.broken(nobody_knows, f"{ATTEMPTS} workers were lost over it; the last: {error}")
 
     async def _free_worker(self) -> _Worker:
-        """Wait for a free place, and return the least busy worker with the present weights."""
         clock, deadline = asyncio.get_running_loop().time, None
         while True:
             for keeper in self._keepers:

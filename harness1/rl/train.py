@@ -181,8 +181,6 @@ def train_policy(
 
 
 class _PolicyLoop(TrainingLoop):
-    """A training whose updates are batches: wait for groups of episodes, take optimizer steps on them, publish."""
-
     def __init__(
         self, work: Training, engine: Engine, card: Checkpoint, players: OpenRollouts, on_step: StepListener
     ) -> None:

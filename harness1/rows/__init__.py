@@ -113,7 +113,6 @@ class Merged(Record):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of rows, and of calls by fate."""
         names = ("ambiguous", "unresolved", "superseded", "empty")
         trained = sum(len(row.call_ids) for row in self.rows)
         return {"rows": len(self.rows), "trained": trained} | {name: len(getattr(self, name)) for name in names}
@@ -137,7 +136,6 @@ class _Node:
 
     @property
     def heir(self) -> _Node | None:
-        """The child that continues the same row."""
         return next((child for child in self.children if child.fate == "trained"), None)
 
 

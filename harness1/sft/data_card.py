@@ -238,7 +238,6 @@ def readme(card: DataCard) -> str:
 
 
 def _without_folders(policy: str) -> str:
-    """Return the name of a policy without the folders of a local model; a model's name on a server stays."""
     kind, colon, rest = policy.partition(":")
     model, at, url = rest.partition("@http")
     local = not at or Path(model).is_absolute()

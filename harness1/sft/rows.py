@@ -137,8 +137,6 @@ class _Recorded(SearchEnv):
 
 
 class _Again:
-    """A policy that repeats the recorded decisions. It is its own session: the context has the number of the turn."""
-
     def __init__(self, episode: Episode) -> None:
         self._turns = episode.turns
         self.name, self.hash = "recorded", episode.hashes.policy

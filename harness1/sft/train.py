@@ -173,7 +173,6 @@ class Student:
             raise UsageError(f"a row has {longest} tokens, but {model}")
 
     def list_held_out(self, limit: int) -> list[tuple[CollectionRun, Task]]:
-        """Return held-out tasks of each dataset in turn, with a run that has the index."""
         found: list[list[tuple[CollectionRun, Task]]] = []
         for run in {run.name: run for run in self.card.runs}.values():
             wanted = set(self.card.held_out_tasks.get(run.name, ()))

@@ -116,7 +116,6 @@ def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
 
 
 def _excerpt(text: str, name: str) -> str:
-    """Return the words around the first mention of a name, whole and on one line; "" if they are few."""
     before, found, after = text.partition(name)
     left = before.splitlines()[-1][-AROUND:] if before and not before.endswith("\n") else ""
     right = after.splitlines()[0][:AROUND] if after and not after.startswith("\n") else ""

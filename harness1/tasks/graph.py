@@ -179,7 +179,6 @@ def _answer(match: re.Match[str], relation: Relation) -> str:
 
 
 def _is_about(passage: Passage, place: int) -> bool:
-    """Return whether a sentence is about the subject of its document: it begins with it or with a pronoun for it."""
     sentence = passage.sentences[place]
     if sentence.startswith((passage.subject, f"The {passage.subject}", f'"{passage.subject}')):
         return True

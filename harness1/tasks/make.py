@@ -93,7 +93,6 @@ class GoldReader:
 
 
 def _serves(need: Need, passage: Passage) -> bool | None:
-    """Return whether a passage holds the names of a need; None if that cannot be told."""
     wanted = [f" {normalise_name(name)} " for name in need.names]
     title = f" {normalise_name(passage.subject)} "
     text = f" {normalise_name(passage.text)} "
@@ -172,7 +171,6 @@ def make_tasks(
 
 
 def _task_of(graph: CorpusGraph, draft: Draft, split: str) -> Task:
-    """Return a task with its gold and, as metadata, what is known of how it was made."""
     chain = [graph.passages[need.passage].doc_id for need in draft.needs]
     metadata = {
         "kind": draft.kind,

@@ -34,7 +34,6 @@ MOST_JUDGED, JUDGED_CHARACTERS = 5, 6000  # documents of one `verify`, and chara
 def _find_units(
     memory: WorkingMemory, handles: list[str], none: str, limit: int | None = None
 ) -> tuple[dict[str, str], list[UnitId], list[Note]]:
-    """Return what handles name, its distinct units up to a limit, and notes on the rest."""
     resolved, unknown = resolve_all(memory, handles)
     units = list(dict.fromkeys(resolved.values()))
     notes = [unknown_handles(unknown)] if unknown else []
@@ -189,7 +188,6 @@ def verify(
 
 
 def _recall(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
-    """Return the remembered verdict, unless the unit has gained text since."""
     return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
 
 

@@ -67,7 +67,6 @@ class Toolbox:
         return tuple(tool.spec for tool in self.tools.values())
 
     def traits(self, name: str) -> Traits:
-        """Return the traits of a tool, or the defaults for an unknown name."""
         return self.tools[name].traits if name in self.tools else PLAIN
 
     def run(self, memory: WorkingMemory, env: Env, call: ToolCall) -> Steps:

@@ -233,7 +233,6 @@ def build_tool(function: ToolFunction, env: Env) -> Tool:
 
 
 def _strip_descriptions(schema: Any) -> Any:
-    """Return a schema without its descriptions at any depth."""
     if isinstance(schema, list):
         return [_strip_descriptions(part) for part in schema]
     if not isinstance(schema, dict):

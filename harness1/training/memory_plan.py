@@ -210,7 +210,6 @@ def count_prefill(shape: PreTrainedConfig, dtype: Dtype, rows: int, tokens: int)
 
 @contextmanager
 def _without_data(shape: PreTrainedConfig) -> Iterator[None]:
-    """Give every tensor made within a shape, a type and the device "cpu", but no data."""
     with optional("train"):
         from torch._subclasses.fake_tensor import FakeTensorMode
     with refusing(f"the memory of a {shape.model_type} model cannot be computed"), FakeTensorMode():

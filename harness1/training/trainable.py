@@ -47,7 +47,6 @@ def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
 
 
 def _probe(model: PreTrainedModel, dtype: Dtype) -> Tensor:
-    """Return the logits of all tokens of the probe, after a backward pass that keeps no gradient of the weights."""
     import torch
 
     vocabulary = int(model.config.get_text_config().vocab_size)

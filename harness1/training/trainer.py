@@ -283,7 +283,6 @@ class Trainer:
             forget_gathered(self.model)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return what the next step depends on; the tensors share memory with this trainer."""
         import torch
 
         found = {"step": torch.tensor(self.step_count)}

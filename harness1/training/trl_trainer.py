@@ -158,7 +158,6 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
 
 
 def _model(folder: Path, settings: Train) -> Any:
-    """Return the model to train. Adapters of the folder are trained further, as peft's, which TRL knows."""
     if not (settings.lora.rank and holds_adapters(folder)):
         return load_trainable(folder, settings, "cpu")
     from peft import PeftModel
