@@ -114,13 +114,8 @@ def mentions(question: str) -> list[str]:
     """Return what a question names, most specific first: quotations, dotted names, names, sides of a choice, titles."""
     question = question[:SCANNED_CHARACTERS]  # the patterns take the square of the time for what no question is
     sides = _SIDES.search(question)
-    found = [
-        *_QUOTED.findall(question),
-        *_IDENTIFIER.findall(question),
-        *extract(question, len(question)),
-        *(sides.groups() if sides else ()),
-        *_JOINED.findall(question),
-    ]
+    found = [*_QUOTED.findall(question), *_IDENTIFIER.findall(question), *extract(question, len(question))]
+    found += [*(sides.groups() if sides else ()), *_JOINED.findall(question)]
     distinct = {head(name): name.strip(" ,.'’") for name in reversed(found)}
     return [name for key, name in reversed(distinct.items()) if key and key not in FUNCTION_WORDS]
 

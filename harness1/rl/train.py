@@ -431,14 +431,6 @@ def open_pivot_training(
     publish = partial(publish_to, policy.model, base=base, versions=out / WEIGHTS)
     index, excluded = inputs.index[0] if inputs.index else "", tasks_of_runs(inputs.exclude)
     train, held_out, rollouts, chosen = open_training(pivots, policy, config, publish, index, inputs.against, excluded)
-    work = Training(
-        tasks=list(map(PlacedTask, train)),
-        held_out=list(map(PlacedTask, held_out[: config.train.watch.tasks])),
-        setups=[EpisodeSetup(config, index, inputs.model)],
-        base=base,
-        out=out,
-        config=config,
-        device=config.machine.device or choose_device(),
-        selections=[chosen],
-    )
-    return work, nullcontext(rollouts)
+    tasks, watched = list(map(PlacedTask, train)), list(map(PlacedTask, held_out[: config.train.watch.tasks]))
+    setups, device = [EpisodeSetup(config, index, inputs.model)], config.machine.device or choose_device()
+    return Training(tasks, watched, setups, base, out, config, device, selections=[chosen]), nullcontext(rollouts)

@@ -185,38 +185,31 @@ def _task_of(graph: CorpusGraph, draft: Draft, split: str) -> Task:
     return Task(f"{draft.kind}-{digest(draft.question)[:10]}", draft.question, split, gold, metadata)
 
 
+Makers = Mapping[str, Callable[[CorpusGraph, random.Random], Iterator[Draft]]]  # by the seed's word for a form
+FORMS: Mapping[str, Makers] = {
+    SINGLE: {"single": forms.single_drafts, "gap": forms.gap_drafts, "described": forms.description_drafts},
+    BRIDGE: {"chain": forms.chain_drafts, "quoted": forms.quote_chain_drafts, "lead": forms.lead_drafts},
+    COMPARISON: {"comparison": forms.comparison_drafts},
+    INTERSECTION: {"shared": forms.pair_drafts},
+    CLAIM: {"claim": forms.claim_drafts, "changed": forms.change_drafts},
+    ASPECT: {"aspect": forms.aspect_drafts},
+}
+
+
 async def _choose(
     graph: CorpusGraph, reader: GoldReader, wanted: int, seed: int, on_task: Callable[[int, int], None]
 ) -> list[Task]:
-    def begin(form: str, make: Callable[[CorpusGraph, random.Random], Iterator[Draft]]) -> Iterator[Draft]:
-        return make(graph, random.Random(f"{seed}/{form}"))
+    def begin(makers: Makers) -> Iterator[Draft]:
+        return _in_turn(*(make(graph, random.Random(f"{seed}/{form}")) for form, make in makers.items()))
 
-    rounds = [
-        {
-            SINGLE: _in_turn(
-                begin("single", forms.single_drafts),
-                begin("gap", forms.gap_drafts),
-                begin("described", forms.description_drafts),
-            ),
-            BRIDGE: _in_turn(
-                begin("chain", forms.chain_drafts),
-                begin("quoted", forms.quote_chain_drafts),
-                begin("lead", forms.lead_drafts),
-            ),
-            COMPARISON: begin("comparison", forms.comparison_drafts),
-            INTERSECTION: begin("shared", forms.pair_drafts),
-            CLAIM: _in_turn(begin("claim", forms.claim_drafts), begin("changed", forms.change_drafts)),
-            ASPECT: begin("aspect", forms.aspect_drafts),
-        },
-        {SINGLE: begin("excerpt", forms.excerpt_drafts)},  # where the others do not suffice
-    ]
+    rounds = [FORMS, {SINGLE: {"excerpt": forms.excerpt_drafts}}]  # the last where the others do not suffice
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
     counts, verdicts = dict.fromkeys(WEIGHTS, 0), dict.fromkeys(VERDICTS, 0)
     tasks: list[Task] = []
     drafts: dict[str, AsyncIterator[Draft]] = {}
     while (drafts or rounds) and len(tasks) < wanted:
         if not drafts:
-            drafts = {kind: reader.with_gold(each) for kind, each in rounds.pop(0).items()}
+            drafts = {kind: reader.with_gold(begin(makers)) for kind, makers in rounds.pop(0).items()}
         kind = min(drafts, key=lambda name: counts[name] / WEIGHTS[name])
         draft = await anext(drafts[kind], None)
         if draft is None:

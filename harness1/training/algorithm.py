@@ -172,15 +172,9 @@ class OffPolicyMetrics:
 
         logs = log_ratios(logprobs, batch)
         ratios, bounded = logs.exp(), self._algorithm.bound(logs, batch).exp()
-        of_tokens = (
-            torch.ones_like(logs),
-            entropies(distributions),
-            torch.expm1(logs) - logs,
-            logs.abs(),
-            ratios > 2,
-            ratios < 0.5,
-            (bounded < self._algorithm.ratio_min) | (bounded > self._algorithm.ratio_max),
-        )
+        clipped = (bounded < self._algorithm.ratio_min) | (bounded > self._algorithm.ratio_max)
+        moved = torch.expm1(logs) - logs, logs.abs(), ratios > 2, ratios < 0.5, clipped
+        of_tokens = torch.ones_like(logs), entropies(distributions), *moved
         self._sums += torch.stack([values.sum() for values in of_tokens])
         self._largest = torch.maximum(self._largest, logs.abs().max())
 
