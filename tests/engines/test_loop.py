@@ -121,8 +121,7 @@ def test_a_state_is_saved_every_so_many_updates_ten_minutes_after_the_last_and_a
 
 def test_the_best_validation_after_the_start_is_the_checkpoint(tmp_path: Path) -> None:
     loop = CountingLoop(tmp_path, losses=(0.1, 9.0, 3.0, 9.0, 2.0, 9.0, 4.0))
-    assert loop.train().step == 4
-    assert loop.card.metrics == {"nll": 2.0}
+    assert (loop.train().step, loop.card.metrics) == (4, {"nll": 2.0})
     seen = [(line["step"], line["held_out/nll"]) for line in read_log(tmp_path) if "held_out/nll" in line]
     assert seen == [(0, 0.1), (2, 3.0), (4, 2.0), (6, 4.0)]
 
@@ -143,8 +142,7 @@ def test_an_interrupted_validation_is_done_again(tmp_path: Path) -> None:
     losses = (5.0, 0.0, 4.0, 0.0, 3.0, 0.0, 3.5)
     with pytest.raises(KeyboardInterrupt):
         CountingLoop(tmp_path, losses=losses, measured=press_at(4), save_every=0).train()
-    assert CountingLoop(tmp_path).validated == 2
-    assert CountingLoop(tmp_path, losses=losses).train().step == 4
+    assert (CountingLoop(tmp_path).validated, CountingLoop(tmp_path, losses=losses).train().step) == (2, 4)
     assert [line["step"] for line in read_log(tmp_path) if "held_out/nll" in line] == [0, 2, 4, 6]
 
 
@@ -212,9 +210,7 @@ def test_states_of_earlier_versions_are_resumed(tmp_path: Path, names: tuple[str
         ("curated_recall", [0.2, 0.1, 0.2, 0.3, 0.3], [True, False, False, True, False]),
     ],
 )
-def test_a_validation_is_best_if_it_is_better_than_all_before(
-    metric: str, values: list[float], better: list[bool]
-) -> None:
+def test_a_validation_is_best_if_better_than_all_before(metric: str, values: list[float], better: list[bool]) -> None:
     best = Best(metric)
     assert not best.take({"turns": 9.0})
     assert [best.take({metric: value, "turns": 9.0}) for value in values] == better

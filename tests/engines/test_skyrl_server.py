@@ -133,9 +133,7 @@ def student(harness1: Command, url: str, start: Start) -> dict[str, Any]:
     return found
 
 
-def test_fine_tuning_by_the_command_begins_where_our_own_trainer_does(
-    student: dict[str, Any], harness1: Command, start: Start
-) -> None:
+def test_the_command_begins_as_our_own_trainer_does(student: dict[str, Any], harness1: Command, start: Start) -> None:
     ended = harness1("sft", "train", "rows", "--model", "start", "--out", "local", *FEW_STEPS)
     assert ended.code == 0, ended.err
     theirs, ours = (list(read_log(start.folder / name)) for name in ("student", "local"))
@@ -152,9 +150,7 @@ def test_fine_tuning_by_the_command_begins_where_our_own_trainer_does(
     assert not list((start.folder / "student").glob("*.safetensors"))
 
 
-def test_reinforcement_learning_by_the_command_survives_a_kill(
-    student: dict[str, Any], harness1: Command, url: str, start: Start
-) -> None:
+def test_the_command_survives_a_kill(student: dict[str, Any], harness1: Command, url: str, start: Start) -> None:
     begun = ("--data", "world", "--index", "index", "--model", "hf:student", "--out", "better")
     more = settings(f"train.lora.rank={RANK}", "rl.batches=3", "train.save_every=1")
     words = ("rl", "train", *SETTINGS, *begun, *more, *asked_of(url, start))
@@ -178,8 +174,7 @@ def test_reinforcement_learning_by_the_command_survives_a_kill(
     ended = harness1(*words[:2], *words[2 + len(SETTINGS) :])
     assert ended.code == 0, ended.err
     lines = [line for line in read_log(out) if "loss" in line]
-    assert lines[0] == first
-    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert (lines[0], [line["step"] for line in lines]) == (first, [1, 2, 3])
     assert lines[0]["gate/max_difference"] < GATE
     versions = {episode.policy_versions for episode in read_episodes(out / EPISODES) if episode.group_id}
     assert {(0, 0), (1, 1), (2, 2)} <= versions

@@ -112,9 +112,7 @@ def test_rows_become_data_of_the_package(there: Standing) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [Reinforce(), NegativeLogLikelihood()])
-def test_cross_entropy_gets_weights_and_log_probabilities_are_those_of_the_trained_tokens(
-    there: Standing, algorithm: Algorithm
-) -> None:
+def test_cross_entropy_gets_weights_and_gives_log_probabilities(there: Standing, algorithm: Algorithm) -> None:
     engine, _ = engine_of(there, algorithm)
     engine.step(ROWS)
     data, name, settings = there.training.forward_backward.call_args.args

@@ -158,8 +158,7 @@ def test_a_resumed_engine_takes_the_steps_of_one_that_went_on(base: Path) -> Non
     engine, resumed = engine_of(sdk, Cispo()), engine_of(sdk, Cispo())
     engine.step(WEIGHTED)
     resumed.load(base, engine.save(base))
-    assert resumed.step(PLAYED[1]) == engine.step(PLAYED[1])
-    assert resumed.step_count == 2
+    assert (resumed.step(PLAYED[1]), resumed.step_count) == (engine.step(PLAYED[1]), 2)
     assert resumed.logprobs(WEIGHTED) == engine.logprobs(WEIGHTED)  # the optimizer's state came along
 
 
@@ -199,9 +198,7 @@ def learned(out: Path, sdk: FakeTinker, stop_at: int | None = None) -> Checkpoin
 
 
 @BOTH
-def test_a_training_run_passes_its_gate_raises_versions_and_survives_a_kill(
-    base: Path, tmp_path: Path, late: bool
-) -> None:
+def test_a_training_passes_its_gate_raises_versions_and_survives_a_kill(base: Path, tmp_path: Path, late: bool) -> None:
     sdk = FakeTinker(base, TRAIN, late=late)
     with pytest.raises(Stopped):
         learned(tmp_path, sdk, stop_at=2)

@@ -59,8 +59,7 @@ def judge(verifier: LanguageModelVerifier, *texts: str, claim: str = CLAIM) -> F
 def test_each_document_is_one_request_and_all_are_asked_at_once_in_order() -> None:
     endpoint = Says(lambda asked: "yes" if "1903. At" in asked else "No." if "rain" in asked else "unclear", 0.01)
     found = judge(LanguageModelVerifier(endpoint, "judge-model"), "It rained.", DOCUMENT, "")
-    assert [judgement.label for judgement in found] == ["no", "yes", "unclear"]
-    assert endpoint.most == 3
+    assert ([judgement.label for judgement in found], endpoint.most) == (["no", "yes", "unclear"], 3)
     for body in endpoint.bodies:
         assert (body["model"], body["temperature"]) == ("judge-model", 0)
         assert body["max_tokens"] == 1024, "with room for thoughts"
@@ -114,8 +113,7 @@ def test_faults_are_told_and_never_kept_and_leave_the_others_their_judgements() 
     assert found[:2] == [VerifierFault("language model: 404 no such model"), VerifierFault("language model: busy")]
     assert isinstance(found[2], VerifierFault)
     assert "maybe" in found[2].message
-    assert found[3:] == [Judgement("yes")] * 2
-    assert len(endpoint.bodies) == 4
+    assert (found[3:], len(endpoint.bodies)) == ([Judgement("yes")] * 2, 4)
     mixed = Says(lambda asked: InfrastructureFault("down") if "rain" in asked else "yes")
     found = judge(LanguageModelVerifier(mixed, "m"), DOCUMENT, "It rained.")
     assert found == [Judgement("yes"), VerifierFault("language model: down")]

@@ -27,8 +27,7 @@ def test_a_lead_has_a_handle_from_the_first_context_on_where_there_are_leads_and
     task = Task("t", "Where was “the lady of the lake” born?")
     context = run(make_env(FULL).reset(task))
     assert "Search next: the lady of the lake (E1; named in the question; not found yet).\n" in text_of(context)
-    assert context.view.leads[0].entity == "E1"
-    assert context.view.entities == {"E1": "the lady of the lake"}
+    assert (context.view.leads[0].entity, context.view.entities) == ("E1", {"E1": "the lady of the lake"})
     for config in (Env(), Env().switch(rank=False, entity_handles=True)):
         env = make_env(config)
         assert "(E1" not in text_of(run(env.reset(task)))

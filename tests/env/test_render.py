@@ -26,8 +26,7 @@ def test_an_empty_memory_is_shown_as_such_and_hashes_name_the_content() -> None:
     context = run(make_env().reset(Task("t", "Where  did\nByron die?")))
     assert "Question: Where did Byron die?\n" in text_of(context)
     assert "Curated 0/30. Nothing yet.\n" in text_of(context)
-    assert context.view.query == "Where did Byron die?"
-    assert context.tools == make_env().toolbox.specs
+    assert (context.view.query, context.tools) == ("Where did Byron die?", make_env().toolbox.specs)
     one, same, other = (play(make_env(), search(word))[0].context.hash for word in ("Ada", "Ada", "Byron"))
     assert one == same != other
 
@@ -308,8 +307,7 @@ def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, 
         return
     kept, used, dropped = fitted
     assert used == measure.total(kept) <= limit
-    assert dropped == len(everything) - len(kept)
-    assert kept == [each for each in everything if each in kept]
+    assert (dropped, kept) == (len(everything) - len(kept), [each for each in everything if each in kept])
     gone = [block for block in blocks if block.pieces[0] not in kept]
     left = [block for block in blocks if block.pieces[0] in kept]
     assert all(block.drop is not Drop.NEVER for block in gone)

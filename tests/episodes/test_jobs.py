@@ -115,8 +115,7 @@ def test_what_is_done_is_handed_over_once_before_a_dead_workers_chunk_and_after_
         _hand_over(set(chunks), running, interrupted)
     with pytest.raises(BrokenProcessPool):
         _hand_over(set(running), running, heard.append)
-    assert sorted(each.key for each in heard) == [each.key for each in played]
-    assert running == {chunks[0]}
+    assert (sorted(each.key for each in heard), running) == ([each.key for each in played], {chunks[0]})
 
 
 def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
@@ -139,8 +138,7 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(runner, "_run_in_processes", run)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert len(episodes(index, 2, 8)) == 8
-    assert [setup.config.machine.threads for setup in begun] == [3]
+    assert (len(episodes(index, 2, 8)), [setup.config.machine.threads for setup in begun]) == (8, [3])
     given = EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted", reasoned=True, student="folder")
     assert given.share(2) == given
 
@@ -293,8 +291,7 @@ def test_a_slow_consumer_slows_the_source_down() -> None:
         return world
 
     world = run(scenario())
-    assert world.ended == []
-    assert world.within.total() == 0
+    assert (world.ended, world.within.total()) == ([], 0)
 
 
 def test_a_source_may_be_asynchronous_and_empty() -> None:
@@ -344,5 +341,4 @@ def test_an_error_of_a_job_or_of_the_consumer_cancels_the_others_and_closes_the_
     world = Broken(2)
     with pytest.raises(LookupError):
         run(run_jobs(source(), world.play, world.finish, refuse, 2))
-    assert world.within.total() == 0
-    assert closed == [True]
+    assert (world.within.total(), closed) == (0, [True])

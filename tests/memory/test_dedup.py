@@ -82,9 +82,7 @@ def test_a_signature_is_of_runs_of_lower_case_letters_and_digits_and_the_same_on
         ("1 and 1", "1 only"),
     ],
 )
-def test_a_changed_number_date_or_negation_is_another_statement(
-    one: str, other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_number_date_or_negation_says_other(one: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert guard("t", one) != guard("t", other)
     seen = Fingerprints()
     monkeypatch.setattr("harness1.memory.dedup.THRESHOLD", 0.0)

@@ -102,8 +102,7 @@ def test_the_increments_equal_a_full_recount(additions: list[tuple[str, list[str
             units.setdefault(entity, {})[unit] = None
     ranked = sorted((name for name in units if len(units[name]) > 1), key=lambda name: (-len(units[name]), name))
     expected = [Bridge(name, tuple(map(UnitId, units[name])), len(units[name])) for name in ranked]
-    assert built.bridges(100) == expected
-    assert built.bridges(limit) == expected[:limit]
+    assert (built.bridges(100), built.bridges(limit)) == (expected, expected[:limit])
     assert built.singletons == sum(len(members) == 1 for members in units.values())
     for unit, names in order.items():
         assert set(built.entities_of(UnitId(unit))) == names
@@ -135,8 +134,7 @@ def test_the_question_and_the_hits_show_handles_in_the_order_of_first_appearance
     view, before = step.context.view, env.state.memory.hash()
     names = ["Ada Lovelace", "Lord Byron", "Charles Babbage", "Analytical Engine"]
     assert view.entities == {f"E{number}": name for number, name in enumerate(names, 1)}
-    assert view.query == QUESTION
-    assert view.hits[1][0].entities == {"E1": "Ada Lovelace", "E2": "Lord Byron"}
+    assert (view.query, view.hits[1][0].entities) == (QUESTION, {"E1": "Ada Lovelace", "E2": "Lord Byron"})
     assert view.documents["D1"].text == CORPUS[0].text
     env.state.memory.entities.add(["Rome"])
     assert env.state.memory.hash() != before
@@ -189,8 +187,7 @@ def test_without_the_setting_nothing_is_marked_or_resolved() -> None:
     env = make_env()
     first, second = play(env, search("Ada Lovelace daughter"), search("E1 poet"))
     assert "(E1)" not in text_of(first.context) + text_of(second.context)
-    assert second.observation.rankings[0].query == "E1 poet"
-    assert second.observation.resolved == {}
+    assert (second.observation.rankings[0].query, second.observation.resolved) == ("E1 poet", {})
     assert env.state.memory.entities == EntityHandles()
 
 
@@ -239,8 +236,7 @@ def test_the_question_is_asked_by_its_handle() -> None:
     assert f"Question (Q): {QUESTION}\n" in text_of(context)
     assert context.view.handle == "Q"
     (step,) = play(env, search("Q"))
-    assert asked(step) == [QUESTION]
-    assert step.turn.observation.resolved == {"Q": QUESTION}
+    assert (asked(step), step.turn.observation.resolved) == ([QUESTION], {"Q": QUESTION})
     assert asked(play(env, search("the magazine Q"))[0]) == ["the magazine Q"]
     assert asked(play(make_env(), search("Q"))[0]) == ["Q"]
     assert "[D1] Ada Lovelace\nAda Lovelace wrote" in text_of(play(env, search("Ada Lovelace daughter"))[0].context)

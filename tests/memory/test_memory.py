@@ -30,9 +30,7 @@ _ACTIONS = st.lists(st.sampled_from(_ACTION), max_size=6)
 
 @given(_ACTIONS, _ACTIONS)
 @settings(max_examples=25, deadline=None)
-def test_a_fork_is_equal_and_neither_changes_the_other_and_a_memory_survives_serialisation(
-    before: list[object], after: list[object]
-) -> None:
+def test_a_fork_is_equal_and_apart_and_survives_serialisation(before: list[object], after: list[object]) -> None:
     env = make_env(chunks=wide_corpus(20))
     play(env, *before)
     twin = env.fork().state.memory
@@ -44,8 +42,7 @@ def test_a_fork_is_equal_and_neither_changes_the_other_and_a_memory_survives_ser
     assert msgspec.msgpack.encode(twin) == held
     for codec in (msgspec.json, msgspec.msgpack):
         again = codec.decode(codec.encode(twin), type=WorkingMemory)
-        assert again == twin
-        assert again.hash() == twin.hash()
+        assert (again, again.hash()) == (twin, twin.hash())
 
 
 def test_the_hash_names_ids_tags_aliases_verdicts_history_and_turn_and_no_text_score_or_size() -> None:
@@ -188,8 +185,7 @@ def test_the_cap_holds_and_every_change_is_reported(edits: list[Any], settings: 
 )
 def test_an_edit_reports_what_it_changed(held: Any, additions: Any, removals: Any, left: Any, change: Delta) -> None:
     kept = CuratedSet(dict(held))
-    assert kept.edit(additions, removals, Curation(cap=2)) == change
-    assert list(kept.tags) == left
+    assert (kept.edit(additions, removals, Curation(cap=2)), list(kept.tags)) == (change, left)
 
 
 def test_at_the_cap_the_eviction_policy_decides() -> None:
@@ -201,8 +197,7 @@ def test_at_the_cap_the_eviction_policy_decides() -> None:
     ):
         kept = curated(a="fair", b="low")
         change = kept.edit({C: incoming}, [], Curation(cap=2, eviction=eviction))
-        assert list(kept.tags) == left
-        assert (change.refused == (C,)) == (C not in left)
+        assert (list(kept.tags), change.refused == (C,)) == (left, C not in left)
     kept = curated(a="low", b="very_high", c="fair", d="very_high")
     assert [entry.unit_id for entry in kept.in_order()] == [B, D, C, A], "by importance, then by addition"
 
@@ -221,8 +216,7 @@ def test_a_subject_is_the_argument_that_matters_and_a_huge_tool_name_does_not_fi
     assert subject(search("Byron  died\nwhere")) == "Byron died where"
     assert subject(call("fan_out_search", queries=["a" * 40, "b", "c", "d"])) == f"{'a' * 30}; b; c"
     assert subject(call("verify", doc_ids=["D1"], claim="It rained.")) == "It rained."
-    assert subject(curate(add_ids=[], remove_ids=["D4"])) == "D4"
-    assert subject(ToolCall("search_corpus")) == ""
+    assert (subject(curate(add_ids=[], remove_ids=["D4"])), subject(ToolCall("search_corpus"))) == ("D4", "")
     for on in (True, False):
         env = make_env(Env().switch(history=on))
         play(env, ToolCall("x\n" * 100_000))

@@ -60,8 +60,7 @@ def of(memory: WorkingMemory, unit: str) -> dict[str, float]:
 def test_a_title_in_the_question_lifts_a_document_and_less_so_inside_a_longer_name() -> None:
     hits = [hit("x", "Somebody died.", "Rain", rank=0), hit("ada", "She wrote programs.", "Ada Lovelace", rank=1)]
     found = memory_of(*hits)
-    assert of(found, "ada")["named"] == 1.0
-    assert order(found)[0] == "ada"
+    assert (of(found, "ada")["named"], order(found)[0]) == (1.0, "ada")
     found = memory_of(hit("ada", "A name.", "Ada"), hit("whole", "A person.", "Ada Lovelace", rank=1))
     assert of(found, "ada")["named"] == 0.25
 
@@ -219,8 +218,7 @@ def test_the_order_is_a_function_of_the_memory_alone(first: Any, second: Any) ->
     again = WorkingMemory.empty(QUESTION, "document")
     searched(again, first, QUESTION)
     searched(again, second, "Byron poet")
-    assert told(again) == told(fork)
-    assert set(fork.assess().units) == set(fork.pool.entries)
+    assert (told(again), set(fork.assess().units)) == (told(fork), set(fork.pool.entries))
 
 
 @given(st.lists(hits_of, min_size=1, max_size=4))
@@ -384,8 +382,7 @@ def test_those_that_link_most_names_come_first_and_ties_keep_the_evidence_order(
 def test_a_name_of_few_good_documents_comes_before_one_of_many_and_units_are_listed_up_to_a_limit() -> None:
     many = [hit(f"n{at}", f"In France. Number {at}.", f"N{at}") for at in range(8)]
     memory = memory_of_bridges(hit("p", "Lugosi in France.", "P"), *many, hit("q", "With Lugosi.", "Q"))
-    assert shared(memory) == ["Lugosi", "France"]
-    assert shared(memory, 1) == ["Lugosi"]
+    assert (shared(memory), shared(memory, 1)) == (["Lugosi", "France"], ["Lugosi"])
     _, bridge = rare_bridges(memory, list(memory.pool.entries), 9, 2)
     assert (bridge.unit_ids, bridge.total) == (("p", "n0"), 9)
 

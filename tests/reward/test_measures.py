@@ -51,8 +51,7 @@ def test_documents_by_hand() -> None:
     found = measure_outcome(finished("axcy", "axcyb"), GOLD)
     assert (found.recall, found.precision, found.f1, found.answer_recall) == (2 / 4, 2 / 4, 0.5, 1 / 2)
     assert (found.trajectory_recall, found.trajectory_answer_recall, found.selection_loss) == (3 / 4, 1.0, 1 / 4)
-    assert recalls(found) == [0.25, 0.5, 0.5, 0.5, 0.5, 0.5]
-    assert found.set_size == 4
+    assert (recalls(found), found.set_size) == ([0.25, 0.5, 0.5, 0.5, 0.5, 0.5], 4)
     all_of_it = measure_outcome(finished("axcy", "axcyb"), Gold(relevant=dict.fromkeys("abcd", 1)))
     assert (all_of_it.answer_recall, all_of_it.trajectory_answer_recall) == (0.5, 0.75)
     best, worse = (measure_outcome(finished(order), GOLD).ranked["nDCG@10"] for order in ("abcd", "bacd"))
@@ -63,11 +62,9 @@ def test_documents_by_hand() -> None:
 def test_a_fact_is_found_by_any_of_its_chunks_and_only_once() -> None:
     gold = Gold(relevant={}, facts=(("c1", "c2"), ("c3",), ("c4", "c5")), answer_facts=(1,))
     found = measure_outcome(finished(["c1", "c2", "x"], ["c1", "c2", "x", "c3"], unit="chunk"), gold)
-    assert found.recall == 1 / 3
-    assert found.precision == 2 / 3
+    assert (found.recall, found.precision) == (1 / 3, 2 / 3)
     assert (found.answer_recall, found.trajectory_answer_recall) == (0.0, 1.0)
-    assert found.trajectory_recall == 2 / 3
-    assert recalls(found)[0] == 1 / 3
+    assert (found.trajectory_recall, recalls(found)[0]) == (2 / 3, 1 / 3)
     every = msgspec.structs.replace(gold, answer_facts=())
     assert measure_outcome(finished(["c1"], unit="chunk"), every).answer_recall == 1 / 3
 
@@ -86,8 +83,7 @@ def test_a_policy_error_delivers_nothing_but_keeps_what_it_saw() -> None:
     failed = measure_outcome(finished("abcd", "abcd", StopReason.FORMAT_LIMIT), GOLD)
     assert (failed.set_size, failed.trajectory_recall) == (0, 1.0)
     shares = (failed.recall, failed.precision, failed.f1, failed.f2, failed.answer_recall, failed.recall_alias)
-    assert shares == (0.0,) * 6
-    assert set(failed.ranked.values()) == {0.0}
+    assert (shares, set(failed.ranked.values())) == ((0.0,) * 6, {0.0})
     assert measure_outcome(finished("abcd", "abcd", StopReason.CONTEXT_LIMIT), GOLD).recall == 1.0
 
 
@@ -98,8 +94,7 @@ def test_only_calls_that_succeeded_are_use_and_ending_is_never_counted() -> None
     found = measure_outcome(finished("a", turns=(*turns, retried, unreadable)), GOLD)
     assert found.calls == {"search": 3, "curate": 1}
     assert (found.tools, found.tool_errors) == (2, 1)
-    assert found.turns == 6
-    assert found.format_errors == 3
+    assert (found.turns, found.format_errors) == (6, 3)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +125,7 @@ def test_shares_are_shares_and_aliases_only_add(curated: Any, pool: Any, aliases
     assert all(0.0 <= share <= 1.0 for share in shares(found))
     assert found.recall_alias >= found.recall
     assert found.precision_alias >= found.precision
-    assert recalls(found) == sorted(recalls(found))
-    assert recalls(found)[-1] == found.recall
+    assert (recalls(found), recalls(found)[-1]) == (sorted(recalls(found)), found.recall)
     assert found.ranked.keys() == MEASURES.keys()
 
 

@@ -74,8 +74,7 @@ def test_settings_count_and_tools_that_are_off_are_not_missed() -> None:
     assert value("outcome", "reward.recipe=robust", precision=0.5, recall=0.25) == pytest.approx(1 / 3)
     assert value("clutter", "env.curation.cap=10", set_size=10, precision=0.5) == 0.5
     assert [value("turn_penalty", "env.max_turns=5", turns=turns) for turns in (5, 21)] == [0.0, 1.0]
-    assert available_tools(Env()) == 7
-    assert available_tools(load_config(overrides=ONLY_SEARCH).env) == 2
+    assert (available_tools(Env()), available_tools(load_config(overrides=ONLY_SEARCH).env)) == (7, 2)
     assert value("diversity", *ONLY_SEARCH, calls={"a": 1, "b": 1}) == 1.0
     assert value("diversity_shortfall", *ONLY_SEARCH, calls={"a": 1, "b": 1}) == 0.0
 
@@ -126,9 +125,7 @@ def rewarded(episode: Episode, config: Config = SHAPELESS) -> RewardRecord:
     ],
     ids=["perfect", "all seen, nothing right", "the floor", "empty", "a format failure"],
 )
-def test_what_an_episode_earns_without_shaping(
-    curated: str, pool: str, stop: StopReason, total: float, override: str | None
-) -> None:
+def test_what_episodes_earn_bare(curated: str, pool: str, stop: StopReason, total: float, override: str | None) -> None:
     found = rewarded(finished(stop, curated, pool))
     assert (found.total, found.override) == (pytest.approx(total), override)
 

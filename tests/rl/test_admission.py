@@ -179,8 +179,7 @@ def test_the_robust_reward_ranks_as_it_should_and_the_published_one_does_not(pla
 
 def test_a_report_says_what_a_policy_lives_on(played: list[Played]) -> None:
     found = {each.policy: each for each in report(played, PAPER).policies}
-    assert tuple(found) == POLICIES
-    assert found["curate-everything"].lives_on == "answer_found"
+    assert (tuple(found), found["curate-everything"].lives_on) == (POLICIES, "answer_found")
     for policy in BLIND:
         assert (found[policy].lives_on, found[policy].terms) == ("", {"empty": pytest.approx(-0.2)})
     spammer = found["tool-spammer"]

@@ -116,9 +116,7 @@ def changed(before: Path, after: Path) -> set[str]:
     return {name.removeprefix(PEFT).split(".lora_")[0].split("layers.1.")[-1] for name in moved if "layers.1." in name}
 
 
-def test_adapters_of_its_experts_are_fine_tuned_learn_by_reinforcement_and_stay_what_they_are_on_disk(
-    place: Place, tmp_path: Path
-) -> None:
+def test_adapters_of_experts_are_fine_tuned_learn_and_stay_what_they_are_on_disk(place: Place, tmp_path: Path) -> None:
     adapted, out, merged = fine_tuned(place, Lora(rank=8, experts=True)), tmp_path / "out", tmp_path / "merged"
     steps = learned(adapted, out, "train.lora.rank=8", "train.lora.experts=true")
     assert steps[0]["gate/max_difference"] < 1e-4

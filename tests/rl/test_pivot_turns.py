@@ -115,8 +115,7 @@ def test_states_are_those_of_the_record(order: str) -> None:
         states = world(policy, env).states(episode, GOLD)
         assert len(states) == len(episode.turns) > 2
         for state, turn in zip(states, episode.turns, strict=True):
-            assert state.turn == turn
-            assert state.before.context.hash == turn.context_hash
+            assert (state.turn, state.before.context.hash) == (turn, turn.context_hash)
         for state, before in zip(states[1:], episode.turns, strict=False):
             assert state.decision_point.memory.hash() == before.memory_hash
 
@@ -154,8 +153,7 @@ def test_an_episode_is_one_turn_with_a_reward_under_the_name_of_its_rule() -> No
 def test_an_output_without_an_action_is_wrong_and_trained_with_all_its_attempts() -> None:
     (made,) = played(model("nothing to call"), TOLD, job(TOLD, 2))
     assert (made.status, made.turns[0].action) == (Status.POLICY_ERROR, None)
-    assert made.reward.terms == {"unreadable": RewardTerm(0.0, 1.0)}
-    assert len(list(calls_for_rows(made))) == 4
+    assert (made.reward.terms, len(list(calls_for_rows(made)))) == ({"unreadable": RewardTerm(0.0, 1.0)}, 4)
 
 
 def test_what_is_played_leaves_the_scene_as_it_was() -> None:

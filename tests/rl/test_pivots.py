@@ -121,9 +121,7 @@ def test_a_turn_is_kept_if_outcomes_are_mixed_and_their_mean_is_low() -> None:
     }
 
 
-def test_the_kept_set_equals_enumeration_of_injected_rewards(
-    taught: TeacherRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kept_set_is_as_enumerated(taught: TeacherRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, table = random.Random(5), dict[str, list[float]]()
 
     async def injected(self: PivotWorld, state: PivotState, policy: object, job: EpisodeJob) -> Episode:
@@ -190,14 +188,11 @@ def test_a_stopped_profile_goes_on_and_comes_out_the_same(taught: TeacherRun, tm
             file.write(b'{"episode_id":"to')
     again = Dice()
     profile(work(taught, policy=again), out)
-    assert by_name(out) == by_name(whole)
-    assert len(read_pivots(out)) == len(read_pivots(whole))
+    assert (by_name(out), len(read_pivots(out))) == (by_name(whole), len(read_pivots(whole)))
     assert again.acts == sum(each.samples for each in read_pivots(whole)) - sum(each.samples for each in done)
 
 
-def test_a_finished_profile_is_left_alone_and_another_is_refused_unless_forced(
-    taught: TeacherRun, finished: Path, tmp_path: Path
-) -> None:
+def test_a_finished_profile_is_left_alone_others_refused(taught: TeacherRun, finished: Path, tmp_path: Path) -> None:
     idle = Dice()
     before = (finished / PIVOTS).stat().st_mtime_ns
     profile(work(taught, policy=idle), finished)
@@ -258,9 +253,7 @@ def test_another_index_is_refused_before_anything_is_written(taught: TeacherRun,
     assert not (tmp_path / "out").exists()
 
 
-def test_turns_of_tasks_that_leak_are_neither_profiled_nor_trained(
-    taught: TeacherRun, finished: Path, tmp_path: Path
-) -> None:
+def test_turns_of_leaked_tasks_are_not_trained(taught: TeacherRun, finished: Path, tmp_path: Path) -> None:
     played = {each.task_id for each in read_pivots(finished)}
     kept = {each.task_id for each in read_pivots(finished) if each.fate == "kept"}
     source, first = taught.source, min(kept)

@@ -125,8 +125,7 @@ def play(
 
 def test_every_job_is_played_once_by_several_workers(cluster: Cluster, tmp_path: Path) -> None:
     episodes, lost = play(partial(Fake, tmp_path), jobs(40))
-    assert len({episode.episode_id for episode in episodes}) == 2
-    assert lost == 0
+    assert (len({episode.episode_id for episode in episodes}), lost) == (2, 0)
 
 
 def test_a_worker_that_exits_is_replaced_and_its_jobs_go_to_others(cluster: Cluster, tmp_path: Path) -> None:
@@ -167,8 +166,7 @@ def test_a_policy_learns_over_a_cluster_that_loses_a_worker(cluster: Cluster, tm
     steps = [line for line in lines if "loss" in line]
     assert after - before > 0.2
     assert (tmp_path / "died").exists()
-    assert players.lost == 1
-    assert steps[-1]["groups/trained"] == 80
+    assert (players.lost, steps[-1]["groups/trained"]) == (1, 80)
     assert max(line["staleness_max"] for line in steps) <= 1
 
 
@@ -177,9 +175,7 @@ def refuse(why: str) -> Fake:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_what_cannot_be_played_or_begun_ends_the_run_and_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_played_or_begun_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness1.rl.rollouts.ATTEMPTS", 1)
     fake = partial(Fake, tmp_path)
     with pytest.raises(ConfigError, match="nobody can play this"):

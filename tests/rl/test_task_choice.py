@@ -41,8 +41,7 @@ def test_a_split_dev_is_watched_and_all_of_train_is_learned() -> None:
 
 def test_without_a_split_dev_some_tasks_are_held_out_and_never_learned() -> None:
     choice = choose_tasks([source("a", train=30), source("b", train=30)], "train", [None, None], CONFIG)
-    assert len(choice.held_out) == 6
-    assert {each.setup for each in choice.held_out} == {0, 1}
+    assert (len(choice.held_out), {each.setup for each in choice.held_out}) == (6, {0, 1})
     assert not ids(choice.tasks) & ids(choice.held_out)
     assert choice == choose_tasks([source("a", train=30), source("b", train=30)], "train", [None, None], CONFIG)
 
@@ -75,8 +74,7 @@ def test_tasks_that_leak_into_an_evaluation_split_are_not_learned() -> None:
     assert (account.near, account.gold, account.leaked) == (1, 2, 3)
     assert account.compared == {"a:dev": 3, "a:test": 3}
     everything = choose_tasks([leaky], "train", [None], load_config(None, ["train.watch.tasks=6", "data.leaks=keep"]))
-    assert len(everything.tasks) == 8
-    assert len(everything.held_out) == 3
+    assert (len(everything.tasks), len(everything.held_out)) == (8, 3)
 
 
 def test_what_is_learned_gives_away_no_task_that_was_held_out() -> None:
@@ -129,13 +127,11 @@ def test_every_pass_has_all_tasks_in_an_order_of_its_own() -> None:
 
 def test_no_two_episodes_of_a_training_share_number_or_seed() -> None:
     jobs = [job for index in range(50) for job in jobs_of_group(TASKS, index, 4, 0)]
-    assert [job.sample_idx for job in jobs] == list(range(200))
-    assert len({job.seed for job in jobs}) == 200
+    assert ([job.sample_idx for job in jobs], len({job.seed for job in jobs})) == (list(range(200)), 200)
     assert {job.group_id for job in jobs} == {str(index) for index in range(50)}
     assert all(job.setup == int(job.task.task_id[1:]) % 2 for job in jobs)
 
 
 def test_held_out_tasks_are_taken_of_each_dataset_in_turn() -> None:
     chosen = take_in_turn([TASKS[:3], TASKS[3:]], 4)
-    assert [placed.task.task_id for placed in chosen] == ["t0", "t3", "t1", "t4"]
-    assert take_in_turn([], 4) == []
+    assert ([placed.task.task_id for placed in chosen], take_in_turn([], 4)) == (["t0", "t3", "t1", "t4"], [])

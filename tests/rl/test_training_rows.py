@@ -41,8 +41,6 @@ from harness1.rl.groups import (
     training_rows,
 )
 from harness1.rows import TrainRow
-from tests.policy.test_language_model import NONSENSE, episode_of, sayer
-from tests.support import call, curate, search
 
 OUTPUT = 4  # tokens that a made turn says
 
@@ -91,8 +89,7 @@ def values_of(rows: Sequence[TrainRow]) -> dict[str, list[float]]:
 
 def test_every_turn_of_an_episode_has_the_advantage_of_the_episode() -> None:
     rows = training_rows([group(5, made_episode("a", 2, 3.0), made_episode("b", 1, 1.0))], Rl())
-    assert values_of(rows) == {"a": [1.0, 1.0], "b": [-1.0]}
-    assert {row.group_id for row in rows} == {"5"}
+    assert (values_of(rows), {row.group_id for row in rows}) == ({"a": [1.0, 1.0], "b": [-1.0]}, {"5"})
     assert [row.versions for row in rows] == [(1, 2), (2, 3), (1, 2)]
     assert all(row.rollout_logprobs is not None for row in rows)
 
@@ -136,22 +133,6 @@ def test_steps_share_whole_groups_as_evenly_as_can_be(groups: int, count: int, s
     assert all(len(names) == len(set(names)) for names in held)
     assert sum(map(len, held)) == groups
     assert max(map(len, held)) - min(map(len, held)) <= 1
-
-
-def spoken(order: str, *actions: ToolCall | str, name: str, reward: float) -> Episode:
-    """An episode of a model's own words, in the format and the environment of the other tests."""
-    episode = episode_of(sayer(*actions), order)
-    return replace(episode, episode_id=name, reward=RewardRecord(reward))
-
-
-def siblings(order: str) -> EpisodeGroup:
-    """Two search for rivers first, and one of them says nonsense in between. A third finds nothing, then fails."""
-    return group(
-        3,
-        spoken(order, search("river"), NONSENSE, search("war"), curate(add_ids=["D1"]), name="a", reward=2.0),
-        spoken(order, search("river"), search("town"), call("end_search"), name="b", reward=0.5),
-        spoken(order, search("nowhere"), NONSENSE, NONSENSE, NONSENSE, NONSENSE, name="c", reward=-0.5),
-    )
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,9 @@ def test_an_append_only_session_of_eight_turns_is_one_row() -> None:
     calls = append_only()
     merged = prefix_merging(calls, "g")
     (row,) = merged.rows
-    assert row.call_ids == tuple("01234567")
-    assert row.token_ids == whole(calls[-1])
+    assert (row.call_ids, row.token_ids) == (tuple("01234567"), whole(calls[-1]))
     assert (row.episode_id, row.group_id) == ("s", "g")
-    assert merged.merge_ratio == 8.0
-    assert sum(row.loss_mask) == sum(len(call.output_ids) for call in calls)
+    assert (merged.merge_ratio, sum(row.loss_mask)) == (8.0, sum(len(call.output_ids) for call in calls))
 
 
 @pytest.mark.parametrize("anew", [lambda token: (63 - token,), lambda token: (token // 2, token % 2), lambda token: ()])
@@ -137,8 +135,7 @@ def test_a_fork_trains_what_both_branches_saw_once() -> None:
     merged = prefix_merging([leaf, right, left, root])
     assert chains(merged) == [("right", "leaf"), ("root", "left")]
     context = next(row for row in merged.rows if "right" in row.call_ids)
-    assert context.token_ids == whole(leaf)
-    assert sum(context.loss_mask[: len(right.prompt_ids)]) == 0
+    assert (context.token_ids, sum(context.loss_mask[: len(right.prompt_ids)])) == (whole(leaf), 0)
     assert merged.merge_ratio == 2.0
 
 
@@ -196,8 +193,7 @@ def test_a_call_that_two_others_could_precede_is_quarantined_with_all_that_follo
 def test_empty_outputs_are_dropped_and_counted_and_two_calls_of_one_id_refused() -> None:
     merged = prefix_merging([made("a", (1,), ()), made("b", (1,), (2,)), made("c", (1, 2, 3), ())])
     assert (chains(merged), merged.empty) == ([("b",)], ("a", "c"))
-    assert prefix_merging([]) == Merged((), (), (), (), ())
-    assert prefix_merging([]).merge_ratio == 0.0
+    assert (prefix_merging([]), prefix_merging([]).merge_ratio) == (Merged((), (), (), (), ()), 0.0)
     with pytest.raises(ValueError, match="same id"):
         prefix_merging([made("a", (1,), (2,)), made("a", (3,), (4,))])
 
@@ -214,5 +210,4 @@ def test_thousands_of_calls_are_merged_in_seconds() -> None:
     begin = time.perf_counter()
     merged = prefix_merging(calls)
     assert time.perf_counter() - begin < 10
-    assert merged.counts["rows"] == 30
-    assert merged.merge_ratio == 100.0
+    assert (merged.counts["rows"], merged.merge_ratio) == (30, 100.0)

@@ -126,8 +126,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
 
     with pytest.raises(OSError, match="No space"):
         write_rows(path, rows())
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
+    assert (path.read_bytes(), list(path.parent.iterdir())) == (before, [path])
 
 
 @pytest.mark.parametrize("line", ['{"token_ids":[1],"loss_mask":[1,1]}', '{"token_ids":[1]}', "x", '{"loss_mask":[2]}'])

@@ -124,16 +124,14 @@ def test_a_dataset_holds_the_rows_of_every_turn_and_its_card(teacher: Path, tmp_
 def test_the_card_says_what_a_checkpoint_must_know(teacher: Path, index: str, tmp_path: Path) -> None:
     card = build(Build([teacher], SFT, licences=["as it is"]), tmp_path)
     assert (card.format, card.format_hash, card.tokenizer) == ("hermes", CHAT.hash, "/models/student")
-    assert card.tokenizer_hash == CHAT.tokenizer.hash
-    assert read_env(card.env) == CONFIG.env
+    assert (card.tokenizer_hash, read_env(card.env)) == (CHAT.tokenizer.hash, CONFIG.env)
     (collected,) = card.runs
     assert (collected.dataset, collected.split, collected.teacher) == (DATASET, "train", "scripted")
     assert (collected.index, collected.episodes) == (str(Path(index).resolve()), TASKS)
     assert msgspec.convert(present_tree(collected.config), Config) == CONFIG
     assert card.env_hash == collected.hashes["env"]
     assert card.compared == {f"{SOURCE.name}:dev": 25, f"{SOURCE.name}:test": 25}
-    assert card.licences == {SOURCE.name: "as it is"}
-    assert [gate.entered for gate in card.gates] == [TASKS] * 10
+    assert (card.licences, [gate.entered for gate in card.gates]) == ({SOURCE.name: "as it is"}, [TASKS] * 10)
     assert card.curated_recall.count == card.turns.count == TASKS
     assert read_card(tmp_path) == card
 
@@ -152,8 +150,7 @@ def test_hugging_face_datasets_reads_the_folder(teacher: Path, tmp_path: Path, m
         assert loaded[split]["loss_mask"] == [list(row.loss_mask) for row in rows]
         assert loaded[split]["metadata"] == [row.metadata for row in rows]
         weights = [None if row.advantages is None else list(row.advantages) for row in rows]
-        assert loaded[split]["advantages"] == weights
-        assert loaded[split]["rollout_logprobs"] == [None] * len(rows)
+        assert (loaded[split]["advantages"], loaded[split]["rollout_logprobs"]) == (weights, [None] * len(rows))
 
 
 def test_rows_are_in_the_order_of_the_tasks_whichever_ended_first(teacher: Path, index: str, tmp_path: Path) -> None:
@@ -167,14 +164,11 @@ def test_rows_are_in_the_order_of_the_tasks_whichever_ended_first(teacher: Path,
     assert [row.metadata["task_id"] for row in one] == [row.metadata["task_id"] for row in other]
 
 
-def test_a_finished_and_unchanged_folder_is_left_alone_and_another_not_overwritten_unless_forced(
-    teacher: Path, tmp_path: Path
-) -> None:
+def test_a_finished_folder_is_left_alone_and_another_kept_unless_forced(teacher: Path, tmp_path: Path) -> None:
     job = Build([teacher], SFT)
     card = build(job, tmp_path)
     written = (tmp_path / TRAIN).stat().st_mtime_ns
-    assert build(job, tmp_path) == card
-    assert (tmp_path / TRAIN).stat().st_mtime_ns == written
+    assert (build(job, tmp_path), (tmp_path / TRAIN).stat().st_mtime_ns) == (card, written)
     assert build(job, tmp_path, force=True) == card
     assert (tmp_path / TRAIN).stat().st_mtime_ns > written
     (tmp_path / TRAIN).unlink()  # a folder that lost its rows is made again
@@ -247,9 +241,7 @@ def test_a_run_that_cannot_be_learned_from_is_refused_before_anything_is_written
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_of_different_environments_or_students_are_refused_with_what_differs(
-    teacher: Path, index: str, tmp_path: Path
-) -> None:
+def test_runs_that_differ_are_refused_with_what_differs(teacher: Path, index: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least one run"):
         build(Build([], SFT), tmp_path / "out")
     other = collect(tmp_path / "other", index, load_config(None, ["env.search.hits=3"]), tasks=1)
@@ -260,9 +252,7 @@ def test_runs_of_different_environments_or_students_are_refused_with_what_differ
         build(Build([teacher, compact], SFT), tmp_path / "out")
 
 
-def test_a_part_of_a_collection_is_taken_on_demand_and_the_card_says_what_is_missing(
-    run_copy: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_a_part_of_a_collection_is_taken_and_the_card_says_so(run_copy: Path, teacher: Path, tmp_path: Path) -> None:
     asked = [task.task_id for task in SOURCE.tasks("train")[: TASKS + 3]]
     changed(run_copy, status="interrupted", inputs={"tasks": asked, "samples": 1})
     card = build(Build([run_copy], SFT, partial=True), tmp_path / "part")
@@ -317,9 +307,7 @@ def test_a_run_without_token_ids_is_refused_unless_rendered_again(approximate: P
     assert card.train.turns + card.held_out.turns == sum(len(each.turns) for each in read_episodes(approximate))
 
 
-def test_an_episode_counts_once_as_it_ended_last_and_a_torn_line_not_at_all(
-    teacher: Path, run_copy: Path, tmp_path: Path
-) -> None:
+def test_an_episode_counts_once_as_it_ended_last_a_torn_line_not(teacher: Path, run_copy: Path, tmp_path: Path) -> None:
     def again(episodes: Sequence[Episode]) -> Sequence[Episode]:
         return [msgspec.structs.replace(episodes[0], status=Status.INFRA_ERROR), *episodes]
 
@@ -333,9 +321,7 @@ def test_an_episode_counts_once_as_it_ended_last_and_a_torn_line_not_at_all(
     assert (card.gates[0].entered, heard) == (TASKS - 1, [run_copy])
 
 
-def test_rows_that_do_not_fit_the_disk_are_refused_before_they_are_written(
-    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_beyond_the_disk_are_refused(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage(NamedTuple):
         free: int = 1000
 

@@ -91,9 +91,7 @@ def test_prompts_are_what_the_student_would_be_given(index: str, tmp_path: Path)
             twin.replay(turn)
 
 
-def test_the_card_names_tokenizer_format_and_where_a_dataset_lies(
-    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_names_tokenizer_and_dataset(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     student = saved(tmp_path / "student")
     monkeypatch.chdir(tmp_path)
     run_of(tmp_path / "run", index, "--limit", "1", "--format", "compact", "--tokenizer", "student")
@@ -123,8 +121,7 @@ def test_a_collection_is_resumed_and_then_left_alone(index: str, tmp_path: Path)
         store.append(whole[0])
     assert sorted(episode.key for episode in run_of(out, index, *options)) == sorted(each.key for each in whole)
     written = (out / "episodes.jsonl").stat().st_mtime_ns
-    assert len(run_of(out, index, *options)) == 4
-    assert (out / "episodes.jsonl").stat().st_mtime_ns == written
+    assert (len(run_of(out, index, *options)), (out / "episodes.jsonl").stat().st_mtime_ns) == (4, written)
     with pytest.raises(UsageError, match="another run"):
         run_of(out, index, "--limit", "2", "--samples", "2")
 

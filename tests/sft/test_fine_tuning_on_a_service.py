@@ -102,8 +102,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(place: Place, tmp_pa
     sent = len(sdk.sent)
     resumed = fine_tune(on_service(place, tmp_path / "resumed", sdk), silent)
     assert 0 < len(sdk.sent) - sent < sent
-    assert figures(tmp_path / "resumed") == figures(tmp_path / "whole")
-    assert resumed.metrics == whole.metrics
+    assert (figures(tmp_path / "resumed"), resumed.metrics) == (figures(tmp_path / "whole"), whole.metrics)
     assert distance(sdk.states[resumed.remote][0], sdk.states[whole.remote][0]) == 0.0
 
 

@@ -112,9 +112,7 @@ def test_a_quota_is_filled_in_an_order_that_the_seed_decides() -> None:
     many = [one(number) for number in range(20)] + [one(20, dataset="other")]
     gates = Gates(near=1.0, quotas={"d": 5})
     first = passed(*many, gates=gates)[0]
-    assert len(first) == 6
-    assert first[-1] == "e20"
-    assert passed(*many, gates=gates)[0] == first
+    assert (len(first), first[-1], passed(*many, gates=gates)[0]) == (6, "e20", first)
     assert passed(*reversed(many), gates=gates)[0] == first[::-1]
     assert passed(*many, gates=gates, seed=1)[0] != first
 

@@ -123,9 +123,7 @@ def student(home: Path, taught: list[Episode]) -> Path:
     return home / "student"
 
 
-def test_a_model_that_knows_32_turns_by_heart_repeats_the_teachers_episodes(
-    home: Path, student: Path, taught: list[Episode]
-) -> None:
+def test_a_model_that_knows_32_turns_by_heart_repeats_them(home: Path, student: Path, taught: list[Episode]) -> None:
     repeated = played(f"hf:{student}", home / "repeated", home / "index")
     for episode, shown in zip(repeated, taught, strict=True):
         turns = [(turn.parse_error, turn.observation and turn.observation.error) for turn in episode.turns]

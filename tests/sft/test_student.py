@@ -174,9 +174,7 @@ def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(
         ("harmony", r"compact format needs a tokenizer with <\|im_start\|>"),
     ],
 )
-def test_a_model_that_cannot_learn_the_rows_is_refused_before_it_is_loaded(
-    place: Place, tmp_path: Path, kind: str, says: str
-) -> None:
+def test_a_model_that_cannot_learn_the_rows_is_refused(place: Place, tmp_path: Path, kind: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         fine_tune(tuning(place, tmp_path / "out", model=save_student(tmp_path / "other", kind)), silent)
     assert not (tmp_path / "out").exists()
@@ -184,9 +182,7 @@ def test_a_model_that_cannot_learn_the_rows_is_refused_before_it_is_loaded(
 
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_full_disk_is_refused_before_a_model_is_loaded(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
+def test_a_full_disk_is_refused_first(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     usage = shutil.disk_usage(tmp_path)
     work = tuning(place, tmp_path / "out", msgspec.structs.replace(QUICK, lora=Lora(rank=rank)))
     needed = disk_bytes(place.model, work.config.train)

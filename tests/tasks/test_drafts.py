@@ -75,9 +75,7 @@ def test_a_title_names_a_subject_unless_it_is_a_sentence(title: str, subject: st
         ("Hot Rain", "Hot Rain was directed by Ann Lee. It was directed by Bo Ek.", set()),
     ],
 )  # fmt: skip
-def test_a_sentence_says_what_its_pattern_finds_of_its_subject(
-    title: str, text: str, said: set[tuple[str, str]]
-) -> None:
+def test_a_sentence_says_what_its_pattern_finds(title: str, text: str, said: set[tuple[str, str]]) -> None:
     assert {*find_statements(corpus((title, text)).passages[0]).items()} == said
 
 

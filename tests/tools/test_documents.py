@@ -70,8 +70,7 @@ def test_following_the_handles_reads_the_whole_document_which_is_not_searched_ag
 
 def test_an_id_is_used_whole_and_a_part_or_a_document_that_does_not_exist_is_told() -> None:
     _, found, _ = read("a_b_c")
-    assert [part.doc_id for part in found.hits] == ["a_b_c"]
-    assert found.resolved == {"a_b_c": "a_b_c"}
+    assert ([part.doc_id for part in found.hits], found.resolved) == (["a_b_c"], {"a_b_c": "a_b_c"})
     _, found, text = read("D2.9")
     assert (found.hits, found.error) == ((), Note("no_such_part"))
     assert "The document has no such part." in text
@@ -83,8 +82,7 @@ def test_a_handle_names_its_first_part_and_parts_are_taken_whole_and_at_least_on
     assert {handle: first_part(handle) for handle in named} == named
     parts = [hit("a", "x" * size, index=n) for n, size in enumerate((400, 40, 40))]
     taken = [take_within(parts, (part.tokens for part in parts), tokens) for tokens in (10, 110, 120)]
-    assert taken == [parts[:1], parts[:2], parts]
-    assert take_within([], [], 10) == []
+    assert (taken, take_within([], [], 10)) == ([parts[:1], parts[:2], parts], [])
 
 
 TOLD = dict.fromkeys((3, 5, 6), "Missolonghi in Greece. ")
@@ -146,8 +144,7 @@ def test_unknown_handles_are_told_beside_those_that_are_known_and_alone_they_are
     assert found.resolved == {"D1": "ada", "byron": "byron"}
     assert "Unknown: D9 (1)." in text
     assert CORPUS[1].text in text
-    assert review()[0].error == Note("no_handles")
-    assert review("x", "y")[0].error.code == "unknown_handles"
+    assert (review()[0].error, review("x", "y")[0].error.code) == (Note("no_handles"), "unknown_handles")
 
 
 def test_limits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +239,7 @@ def curated(*actions: ToolCall, env: Env | None = None) -> tuple[dict[str, str],
 
 def test_adding_tagging_and_removing_by_handle_or_id() -> None:
     tags, seen, text = curated(curate(add_ids=["D2", "[D1]"], remove_ids=["byron"], importance={"d1": "high"}))
-    assert tags == {"ada": "high", "babbage": "fair"}
-    assert seen.delta.retagged == {"ada": "high"}
+    assert (tags, seen.delta.retagged) == ({"ada": "high", "babbage": "fair"}, {"ada": "high"})
     assert seen.delta.removed == ("byron",)
     assert seen.resolved == {"D2": "babbage", "[D1]": "ada", "byron": "byron", "d1": "ada"}
     assert "Re-tagged: D1 high.\nRemoved: D3." in text

@@ -48,16 +48,14 @@ def test_name_description_and_parameters_are_those_of_the_function_where_their_c
     assert spec.parameters["properties"]["word"] == {"type": "string", "maxLength": 5, "description": "A word."}
     assert spec.parameters["properties"]["count"]["default"] == 2
     without = build_tool(example, Env().switch(tags=False)).spec
-    assert list(without.parameters["properties"]) == ["word", "count"]
-    assert outcome({"word": "hi"}).tool == "hi*2"
+    assert (list(without.parameters["properties"]), outcome({"word": "hi"}).tool) == (["word", "count"], "hi*2")
 
 
 def test_bad_arguments_are_an_observation_that_names_the_parameters() -> None:
     words: tuple[Any, ...] = ({}, {"word": 3}, {"word": "toolong"}, {"word": None})
     for arguments in (*words, {"word": "a", "x": 1}, {"word": "a", "count": "2"}):
         error = outcome(arguments).error
-        assert error.code == "bad_arguments"
-        assert error.data["parameters"] == "word, count, extra"
+        assert (error.code, error.data["parameters"]) == ("bad_arguments", "word, count, extra")
 
 
 @pytest.mark.parametrize("tool", [*TOOLS], ids=lambda function: function.__name__)

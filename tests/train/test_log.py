@@ -142,9 +142,7 @@ def runs(store: str, experiment: str) -> list[Any]:
 
 
 @needs_mlflow
-def test_a_run_of_mlflow_gets_every_line_and_a_resumed_training_continues_its_own(
-    tmp_path: Path, store: str, students: str
-) -> None:
+def test_a_run_of_mlflow_gets_every_line_and_is_continued_if_resumed(tmp_path: Path, store: str, students: str) -> None:
     place = f"{students}@{store}"
     write_run(tmp_path / "a", place, 1, 2)
     (run,) = runs(store, students)
@@ -159,9 +157,7 @@ def test_a_run_of_mlflow_gets_every_line_and_a_resumed_training_continues_its_ow
 
 
 @needs_mlflow
-def test_a_name_may_have_an_at_sign_and_the_store_be_mlflows_own(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_may_have_an_at_sign_in_mlflow(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     write_run(tmp_path / "student", "/Users/me@example.org/students", 1)
     assert len(runs(store, "/Users/me@example.org/students")) == 1
@@ -169,9 +165,7 @@ def test_a_name_may_have_an_at_sign_and_the_store_be_mlflows_own(
 
 @needs_mlflow
 @pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
-def test_how_a_training_ended_is_told(
-    tmp_path: Path, store: str, students: str, error: type[BaseException], status: str
-) -> None:
+def test_how_training_ended(tmp_path: Path, store: str, students: str, error: type[BaseException], status: str) -> None:
     with pytest.raises(error), TrainLog(tmp_path / "student", trackers=Trackers(mlflow=f"{students}@{store}")):
         raise error
     assert [run.info.status for run in runs(store, students)] == [status]

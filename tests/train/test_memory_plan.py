@@ -64,9 +64,7 @@ def size_of(tensors: Any) -> int:
     ("kind", "rank", "experts", "layers"),
     [*[(kind, rank, False, 0) for kind in KINDS for rank in (0, 4)], ("gpt_oss", 4, True, 0), ("llama", 4, False, 2)],
 )
-def test_weights_gradients_and_moments_are_those_of_the_trainer(
-    kind: str, rank: int, experts: bool, layers: int
-) -> None:
+def test_weights_gradients_and_moments_are_the_trainers(kind: str, rank: int, experts: bool, layers: int) -> None:
     lora = Lora(rank=rank, experts=experts, layers=layers)
     shape, train = shape_of(kind, **({"num_hidden_layers": 6} if layers else {})), Train(lora=lora, dtype="float32")
     auto: Any = AutoModelForCausalLM

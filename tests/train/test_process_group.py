@@ -247,9 +247,7 @@ def test_two_processes_come_to_the_weights_of_one_and_hold_half_each(
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_two_processes_go_on_from_the_state_of_one(
-    home: Path, found: list[dict[str, Any]], tmp_path: Path, name: str
-) -> None:
+def test_two_processes_go_on_from_one(home: Path, found: list[dict[str, Any]], tmp_path: Path, name: str) -> None:
     alone: Any = train_in(ALONE, name, home, tmp_path)
     for each in found:
         agree(each["resumed"][name]["values"], alone["values"][HALF:])
@@ -366,13 +364,10 @@ def follower(rank: int, home: Path, lead: Leader, follows: Callable[[ProcessGrou
 
 @pytest.mark.parametrize(("lead", "code"), LEADERS, ids=lambda value: getattr(value, "__name__", None))
 def test_followers_end_with_the_process_that_leads_and_say_nothing(home: Path, lead: Leader, code: int) -> None:
-    assert codes_of(follower, home, lead) == [code, 0]
-    assert (home / "1.err").read_text() == ""
+    assert (codes_of(follower, home, lead), (home / "1.err").read_text()) == ([code, 0], "")
 
 
-def test_calls_that_others_repeat_return_what_they_do_alone(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_calls_return_what_they_do_alone(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "EPSILON", EPSILON)
     assert codes_of(follower, home, uses_everything) == [0, 0]
     found = torch.load(home / "found.pt", weights_only=True)

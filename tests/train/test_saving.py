@@ -182,9 +182,7 @@ def test_what_belongs_to_the_base_is_taken_along_and_what_speaks_of_it_is_not(tm
     assert read_checkpoint(out) == CARD
 
 
-def test_a_writer_that_is_stopped_leaves_the_checkpoint_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_writer_leaves_the_checkpoint_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, out = save_tiny_model(tmp_path / "base"), tmp_path / "out"
     trainer = trained(base)
     write_model(out, trainer.model, trainer.weights(), base, CARD)
@@ -267,8 +265,7 @@ def test_tensors_are_filled_in_place_as_they_were_written(tmp_path: Path, recwar
 def test_a_save_keeps_the_one_before_it_and_removes_older_ones(tmp_path: Path) -> None:
     (tmp_path / "state.pt").touch()
     first, second, third = (save_tensors(tmp_path, tensors(float(each))) for each in range(3))
-    assert names(tmp_path) == ["state.pt", second, third]
-    assert len({first, second, third}) == 3
+    assert (names(tmp_path), len({first, second, third})) == (["state.pt", second, third], 3)
     forget_tensors(tmp_path, second)
     assert names(tmp_path) == ["state.pt", second]
     found = tensors(9.0)

@@ -125,9 +125,7 @@ def test_bfloat16_on_a_processor_trains_with_blocks_where_they_compute_the_same(
         ("gemma2", CAPPED, "sdpa", "leaves out something"),
     ],
 )
-def test_what_cannot_run_is_refused_in_one_line(
-    kind: str, settings: dict[str, Any], name: str, reason: str, tmp_path: Path
-) -> None:
+def test_what_cannot_run_is_told(kind: str, settings: dict[str, Any], name: str, reason: str, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, kind, **settings)
     with pytest.raises(UsageError, match=f"^train.attention={name} does not train .* on cpu: ") as raised:
         load_trainable(folder, train_of(name), "cpu")
@@ -191,9 +189,7 @@ def test_rounding_loses_more_of_smaller_updates(tmp_path: Path) -> None:
     assert lost[0].layer.endswith("proj.weight")
 
 
-def test_the_verb_prints_what_was_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save_adapters(tmp_path / "adapters", save_tiny_model(tmp_path / "base"))
     places = [str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
     found = json.loads(command_in_process(monkeypatch, capsys)("models", "merge", *places, "--json").out)

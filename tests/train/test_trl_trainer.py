@@ -70,9 +70,7 @@ def mean_loss(model: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_the_loss_of_a_step_is_the_mean_over_all_of_its_trained_tokens(
-    folder: Path, tmp_path: Path, packing: bool
-) -> None:
+def test_the_loss_of_a_step_is_the_mean_over_its_trained_tokens(folder: Path, tmp_path: Path, packing: bool) -> None:
     """With packing, all rows stand in two sequences: that each by itself has this loss shows that none sees another."""
     rows = made_rows()
     log = trained(folder, tmp_path, plain_settings(micro_tokens=30 if packing else TWO_BY_TWO), rows, packing=packing)
@@ -81,9 +79,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_of_its_trained_tokens(
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_step_is_one_of_plain_adamw(
-    folder: Path, tmp_path: Path, packing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_plain_adamws(folder: Path, tmp_path: Path, packing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness1.training.trl_trainer.EPSILON", 1e-3)  # less makes much of rounding
     settings = plain_settings(schedule="constant")
     rows = made_rows()
@@ -109,8 +105,7 @@ def test_adapters_are_saved_beside_their_base_and_nothing_is_sent(
     settings = plain_settings(lora=Lora(rank=4, alpha=8.0), save_every=1, checkpointing=True, watch=watch)
     log = trained(folder, tmp_path, settings, made_rows(), made_rows(seed=1))
     before, after = loaded(folder).state_dict(), loaded(tmp_path).state_dict()
-    assert reached == []
-    assert before.keys() == after.keys()
+    assert (reached, before.keys()) == ([], after.keys())
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "_proj" in name}
     means = [mean_loss(loaded(tmp_path), [row]).item() for row in made_rows(seed=1)[:2]]
@@ -185,8 +180,7 @@ def test_packing_keeps_every_token_and_the_mean_size_of_a_step(folder: Path, tmp
     lengths = (30, 10, 10, 10, 10, 10, 10, 10)
     log = trained(folder, tmp_path, plain_settings(micro_tokens=20), test_trainer.made_rows(lengths), packing=True)
     steps = [line for line in log if "loss" in line]
-    assert steps[-1]["num_tokens"] == sum(lengths)
-    assert len(steps) == 2
+    assert (steps[-1]["num_tokens"], len(steps)) == (sum(lengths), 2)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +193,7 @@ def test_packing_keeps_every_token_and_the_mean_size_of_a_step(folder: Path, tmp
         ((4, 10, 5, 2), (1, 2)),
     ],
 )
-def test_a_step_is_made_of_equal_passes_within_the_budget(
-    given: tuple[int, int, int, int], expected: tuple[int, int]
-) -> None:
+def test_a_step_has_equal_passes_within_the_budget(given: tuple[int, int, int, int], expected: tuple[int, int]) -> None:
     assert passes_of(*given) == expected
     with pytest.raises(UsageError, match="equally by 3"):
         passes_of(4, 10, 50, 3)
@@ -231,9 +223,7 @@ def test_what_trl_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize("package", ["trl", "datasets", "peft", "accelerate"])
-def test_a_missing_package_names_its_extra(
-    folder: Path, tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(folder: Path, tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*\[trl\]"):
         trained(folder, tmp_path, plain_settings(), made_rows())

@@ -45,8 +45,7 @@ def test_every_trained_stretch_is_a_turn_behind_all_that_stands_before_it() -> N
         HeldOutTurn((1,), (2,)),
     ]
     rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
-    assert [turn.prompt_ids[0] for turn in pick_turns(rows, 4)] == [0, 2, 5, 7]
-    assert pick_turns(rows, 0) == []
+    assert ([turn.prompt_ids[0] for turn in pick_turns(rows, 4)], pick_turns(rows, 0)) == ([0, 2, 5, 7], [])
 
 
 @pytest.mark.parametrize(
