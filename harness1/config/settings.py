@@ -121,9 +121,7 @@ def _read_source(module: str) -> tuple[list[str], dict[str, list[ast.stmt]]]:
         source = inspect.getsource(sys.modules[module])
     except (OSError, TypeError):
         return [], {}
-    return source.splitlines(), {
-        each.name: each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef)
-    }
+    return source.splitlines(), {one.name: one.body for one in ast.parse(source).body if isinstance(one, ast.ClassDef)}
 
 
 class Removed(NamedTuple):

@@ -18,7 +18,7 @@ from harness1.training.algorithm import Algorithm
 from harness1.training.process_group import ALONE, ProcessGroup, Unanimous, delay_interrupt
 from harness1.training.saving import write_model
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Trainer
+from harness1.training.trainer import OnTokens, Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 Deliver = Callable[["Weights", int], Awaitable[None]]  # gives weights and version to a sampler, as `Rollouts.publish`
-OnTokens = Callable[[int, int], None]  # called within a step with the tokens done and those of all its rows
 
 
 class Engine(Protocol):

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness1.config import Config, Machine, Train
-from harness1.engines.engine import Deliver, OnTokens, TrainingService
+from harness1.engines.engine import Deliver, TrainingService
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.model_folder import first_line
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output, check_sampling
@@ -36,7 +36,7 @@ from harness1.records import Sampling
 from harness1.rows import TrainRow
 from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood
 from harness1.training.saving import copy_beside_weights, write_card
-from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, Diverged, rate_at
+from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, Diverged, OnTokens, rate_at
 
 Reduction = Literal["sum", "row_mean"]
 Loss = tuple[str, dict[str, float] | None]  # a loss of the service, by name, with its settings
@@ -299,10 +299,8 @@ class TinkerEngine:
         return self._logprobs(rows, self._service.call(lambda: self._training.forward(data, "cross_entropy")))
 
     async def publish(self, version: int, deliver: Deliver) -> None:
-        client = await asyncio.to_thread(
-            self._service.call, lambda: self._training.save_weights_and_get_sampling_client()
-        )
-        self._backend.switch(client, version)
+        new = await asyncio.to_thread(self._service.call, lambda: self._training.save_weights_and_get_sampling_client())
+        self._backend.switch(new, version)
 
     def save(self, root: Path) -> str:
         return self._save_state("state")

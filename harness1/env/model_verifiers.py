@@ -158,9 +158,7 @@ def _passages(claim: str, text: str) -> dict[str, str]:
     wanted = frozenset(terms(claim))
     shared = [len(wanted.intersection(terms(sentence))) for sentence in sentences]
     nearest = sorted(range(len(sentences)), key=lambda at: -shared[at])[:SENTENCES]
-    spans = {
-        (max(0, at + before), min(len(sentences), at + after)) for at in nearest for before, after in BEFORE_AND_AFTER
-    }
+    spans = {(max(0, at + begin), min(len(sentences), at + end)) for at in nearest for begin, end in BEFORE_AND_AFTER}
     passages: dict[str, str] = {}
     for begin, end in sorted(spans):
         passage = " ".join(sentences[begin:end])

@@ -101,9 +101,7 @@ class ApproximateCounter:
         return approximate_tokens(piece.text)
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        return sum(
-            approximate_tokens(f"{spec.name} {spec.description} {json.dumps(spec.parameters)}") for spec in specs
-        )
+        return sum(approximate_tokens(f"{one.name} {one.description} {json.dumps(one.parameters)}") for one in specs)
 
     def overhead(self, first: Piece) -> int:
         return 4

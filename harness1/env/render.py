@@ -217,10 +217,8 @@ def transcript(
         return
     last = turns[-1]
     gone = last.head.shows.changes.pruned if isinstance(last.head.shows, TurnView) else ()
-    pieces = [
-        each for each in before.pieces if not (isinstance(each.shows, HitView) and each.shows.document.handle in gone)
-    ]
-    yield Layout([Block((*pieces, last.action, last.head)), *_last_hits(last)], dropped=before.budget.dropped)
+    kept = [one for one in before.pieces if not (isinstance(one.shows, HitView) and one.shows.document.handle in gone)]
+    yield Layout([Block((*kept, last.action, last.head)), *_last_hits(last)], dropped=before.budget.dropped)
 
 
 Order = Callable[["Renderer", WorkingMemory, Sequence[TurnPieces], Context | None], Iterator[Layout]]

@@ -144,9 +144,7 @@ class WorkingMemory(Forkable, dict=True):
 BEST = 10  # units at the top of the evidence order whose names are compared with those of all others
 
 
-def bridge_documents(
-    memory: WorkingMemory, order: Sequence[UnitId], limit: int
-) -> list[tuple[UnitId, tuple[str, ...]]]:
+def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], most: int) -> list[tuple[UnitId, tuple[str, ...]]]:
     """Return the units that link two names of the question or more, with these in its order: those with the most names
     first, then by evidence (`order`, the best first). A unit covers the names that its title or its text has. If it
     covers one and has none as its title, it also links the names whose own units name it. (The bridge documents of
@@ -171,7 +169,7 @@ def bridge_documents(
         for unit_id in order
         if len(links.get(unit_id, ())) > 1
     ]
-    return sorted(found, key=lambda bridge: -len(bridge[1]))[:limit]
+    return sorted(found, key=lambda bridge: -len(bridge[1]))[:most]
 
 
 def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, documents: int) -> list[Bridge]:

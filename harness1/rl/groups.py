@@ -323,10 +323,8 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)
     rows: list[TrainRow] = []
     for group, episodes, of_episodes in zip(ordered, sampled, earned, strict=True):
-        for episode, advantage in zip(episodes, of_episodes, strict=True):
-            values = {
-                f"{episode.episode_id}/{call.call_id}": advantage for turn in episode.turns for call in turn.calls
-            }
+        for episode, gain in zip(episodes, of_episodes, strict=True):
+            values = {f"{episode.episode_id}/{call.call_id}": gain for turn in episode.turns for call in turn.calls}
             rows += make_rows(calls_for_rows(episode), rl.rows, values, str(group.index))
     return rows
 

@@ -179,10 +179,8 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = Fals
         if any(first.stage.hashes[name] != hashes[name] for name in names):
             one, another = ({"env": msgspec.to_builtins(each.config.env)} | each.chat for each in (first, run))
             what = "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
-            other = f"{run.folder} was collected under another configuration than {first.folder}"
-            raise UsageError(
-                f"{other}: {what or 'different versions of prompts or tokenizers'}. Build a dataset of each"
-            )
+            why = f"{run.folder} was collected under another configuration than {first.folder}"
+            raise UsageError(f"{why}: {what or 'different versions of prompts or tokenizers'}. Build a dataset of each")
         if places.setdefault(run.source.name, run.dataset) != run.dataset:  # rows and tasks are identified by the name
             other = f"{run.folder} is over another dataset named {run.source.name}"
             raise UsageError(f"{other}: rename one, or build two datasets")

@@ -114,13 +114,9 @@ def _serves(need: Need, passage: Passage) -> bool | None:
 def _says(need: Need, said: Sequence[Said]) -> bool | None:
     """Return whether a sentence says nearly what that of a need does; None if with other figures or names."""
     own = set(_WORD.findall(need.quoted.lower()))
-    alike = [
-        each for each, words in said if len(words) >= ALIKE * len(own) and len(own & words) >= ALIKE * len(own | words)
-    ]
+    alike = [each for each, its in said if len(its) >= ALIKE * len(own) and len(own & its) >= ALIKE * len(own | its)]
     figures, *others = ({word for word in _WORD.findall(each) if word[0].isdigit()} for each in (need.quoted, *alike))
-    same = (
-        found == figures and all(name in each for name in need.names) for each, found in zip(alike, others, strict=True)
-    )
+    same = (its == figures and all(name in one for name in need.names) for one, its in zip(alike, others, strict=True))
     return True if any(same) else None if alike else False
 
 

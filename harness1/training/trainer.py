@@ -130,6 +130,7 @@ def compute_logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor,
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's running means of a weight's gradient and of its square
+OnTokens = Callable[[int, int], None]  # called within a step with the tokens done and those of all its rows
 IDLE = TrainRow((0, 0), (0, 1))  # the row of a pass that counts for nothing
 
 
@@ -164,9 +165,7 @@ class Trainer:
                 if isinstance(module, GradientCheckpointingLayer):
                     module.training = True
 
-    def step(
-        self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
-    ) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = lambda _done, _of: None) -> dict[str, float]:
         """Take one optimizer step and return its loss, gradient norm (before clipping), rate and trained tokens; if all
         rows have log probabilities of the rollout, also `OffPolicyMetrics` of the weights before the step. `on_tokens`
         is called after each backward pass of this process with the tokens done and those of all its rows."""

@@ -168,15 +168,11 @@ def _dataset(rows: Sequence[TrainRow]) -> Dataset:
     from datasets import Dataset
 
     # Labels are the final form of a mask in TRL: neither packing nor its collator changes them.
-    labels = [
-        [token if mask else NO_LOSS for token, mask in zip(row.token_ids, row.loss_mask, strict=True)] for row in rows
-    ]
+    labels = [[each if on else NO_LOSS for each, on in zip(row.token_ids, row.loss_mask, strict=True)] for row in rows]
     return Dataset.from_dict({"input_ids": [row.token_ids for row in rows], "labels": labels})
 
 
-def _trainer(
-    model: Any, folder: Path, config: SFTConfig, settings: Train, on_log: OnLog, **data: Dataset | None
-) -> Any:
+def _trainer(model: Any, base: Path, config: SFTConfig, settings: Train, on_log: OnLog, **data: Dataset | None) -> Any:
     from peft import LoraConfig, PeftModel
     from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
     from trl.trainer.utils import add_fused_lm_head
@@ -187,7 +183,7 @@ def _trainer(
                 numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, int | float)}
                 on_log({**numbers, "step": float(state.global_step)})
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     if tokenizer.pad_token is None:  # TRL needs a token to pad with
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     form = {"r": settings.lora.rank, "lora_alpha": settings.lora.alpha}
