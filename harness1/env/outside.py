@@ -1,7 +1,6 @@
 """Text from outside, written so that nobody takes it for words of the environment. Each line of the environment begins
 with a visible character, each line of a document with a space. A title shares its line with marks of the environment:
-what looks like one is escaped in it. Chat servers read spellings of control tokens as the tokens, so they are broken up
-on their way there."""
+what looks like one is escaped in it. Chat servers read spelled control tokens as such, so these are broken up."""
 
 from __future__ import annotations
 

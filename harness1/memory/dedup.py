@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -75,7 +74,7 @@ def guard(title: str, text: str) -> Guard:
         elif word in _NUMBER_WORDS:
             numbers += [word] * words.count(word)
         else:
-            for at in _positions(words, word):
+            for at in (at for at, each in enumerate(words) if each == word):
                 beside = (*words[max(0, at - 1) : at], *words[at : at + 3])
                 dates.append(" ".join(each for each in beside if each[0].isdigit() or each in MONTHS or each in _DAYS))
     return " ".join(title.casefold().split()), tuple(sorted(numbers)), tuple(sorted(dates)), tuple(sorted(negations))
@@ -172,10 +171,3 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
-
-
-def _positions(words: list[str], word: str) -> Iterator[int]:
-    position = -1
-    for _ in range(words.count(word)):
-        position = words.index(word, position + 1)
-        yield position

@@ -1,7 +1,7 @@
-"""Judge which tasks are worth training on, by the rewards of policies that should earn nothing, or everything. A
-policy's score on a task is (r - r_noop) / (r_oracle - r_noop). A task is rejected if the oracle does not come near the
-reward of an ideal delivery, if scoring is not stable, or if a policy scores without using any retrieval result. The
-headroom of a task is the score that the best of the simple policies leaves to be gained."""
+"""Judge which tasks are worth training on, by the rewards of policies that should earn nothing, or all. A policy's
+score on a task is (r - r_noop) / (r_oracle - r_noop). A task is rejected if the oracle does not come near the reward of
+an ideal delivery, if scoring is not stable, or if a policy scores without using any retrieval result. The headroom is
+the score that the best simple policy leaves."""
 
 from __future__ import annotations
 

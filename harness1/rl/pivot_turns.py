@@ -1,21 +1,16 @@
 """Compare an action with the expert's by what each leads to from the same state. No words are compared and no model
-judges: both actions are carried out for one step, and the changes are counted against the gold.
+judges: both actions are carried out for one step, and the changes are counted against the gold. The rules:
 
-Each rule decides on some actions, and finds them right under a condition:
-
-- `unreadable`: an output without an action. Never right.
-- `error`: an action that the environment answers with an error. Never right.
-- `stop`: an end of the search, whatever the expert did. Right if the curated set has the recall of the expert's final
-  set, within a tolerance, and few more useless documents.
-- `evidence`: a discovery where the expert's discovery surfaced evidence. Right if it surfaces as much.
-- `fresh`: a discovery where the expert's surfaced none. Right if it asks something new and finds something, or shows
-  gold, as a full read does; if the expert's showed gold, it must show gold.
-- `curation`: a curation where the expert curated. Right if it gains as much recall, loses none, and leaves few more
-  useless documents.
-- `verify`, `review_docs`: the same tool as the expert's. Right if it confirms or shows gold and misjudges no more
-  documents.
-- `other`: a different kind of action than the expert's. Right if it surfaces or curates evidence, and as much as the
-  expert did; or if it prunes the curated set where the expert did neither.
+- `unreadable`, `error`: an output without an action, or one that the environment refuses, is never right.
+- `stop`: an end of the search is right if the curated set has the recall of the expert's final set and few more useless
+  documents, whatever the expert did.
+- `evidence`: a discovery where the expert's surfaced evidence is right if it surfaces as much.
+- `fresh`: where the expert's surfaced none, if it asks something new and finds something, or shows gold, as a full read
+  does; if the expert's showed gold, it must show gold.
+- `curation`: as the expert curated, if it gains as much recall, loses none, and leaves few more useless documents.
+- `verify`, `review_docs`: the expert's tool, if it confirms or shows gold and misjudges no more documents.
+- `other`: another kind of action, if it surfaces or curates evidence, and as much as the expert did; or if it prunes
+  the curated set where the expert did neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Play the episodes of a training run, in this process or on a Ray cluster, where each worker is an actor with its own
-retrievers, environments and replica of the policy. All ordered state stays in the trainer's process: the source of
-jobs, the buffer, and the published weights. If a worker dies, nothing is lost: its jobs are given to others, and a new
-worker starts as soon as the cluster has room and gets the present weights before it plays."""
+retrievers, environments and replica of the policy. All ordered state stays in the trainer's process. If a worker dies,
+its jobs are given to others, and a new one starts as soon as there is room and gets the present weights before it
+plays."""
 
 from __future__ import annotations
 

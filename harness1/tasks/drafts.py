@@ -237,8 +237,7 @@ def _is_told_apart(graph: CorpusGraph, sentence: str, names: Sequence[str], name
 
 
 def _is_about_nothing(graph: CorpusGraph, sentence: str, names: Sequence[str]) -> bool:
-    """Return whether a sentence names nothing that it is about, or tells what was done before it names by whom or in
-    what, as the methods of a study do: as a claim it could be about anything."""
+    # It names nothing, or only behind what was done, as the methods of a study do: it could be about anything.
     opening = sentence.split(" ", 1)[0]  # it has a capital whatever it is
     past = _PAST.search(sentence)
     told = sentence[: past.start()] if past else sentence
@@ -247,8 +246,7 @@ def _is_about_nothing(graph: CorpusGraph, sentence: str, names: Sequence[str]) -
 
 
 def _slot(graph: CorpusGraph, sentence: str, name: str) -> tuple[str, int, tuple[str, ...]]:
-    """Return the word before a name, "" for none in small letters, the number of words of the name, and its sort: the
-    words in it that the corpus also writes small, such as *University*."""
+    # The word before a name, its number of words, and its sort: those that the corpus also writes small, *University*.
     before = sentence.partition(name)[0].split()
     last = before[-1] if before and before[-1].isalpha() and before[-1].islower() else ""
     return last, name.count(" "), tuple(word.lower() for word in name.split() if word.lower() in graph.small)
@@ -267,8 +265,7 @@ def _may_open(graph: CorpusGraph, sentence: str, name: str) -> bool:
 
 
 def _may_run_on(graph: CorpusGraph, text: str, name: str) -> bool:
-    """Return whether a name may be words of two sentences without a full stop between them, *Monday Boom*: it is
-    written once, and the word at its begin or end is one that needs no capital."""
+    # Words of two sentences, *Monday Boom*: it is written once, and begins or ends with a word that needs no capital.
     ends = {word.lower() for word in (name.split()[0], name.split()[-1])}
     is_once = text.count(name) == 1 and len(graph.holders[entity_key(name)]) == 1
     return " " in name and is_once and any(word in graph.small or len(word) < len("The") for word in ends)
@@ -284,8 +281,7 @@ def _is_rare(graph: CorpusGraph, name: str, most: int) -> bool:
 
 
 def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
-    """Return whether each passage says something else of a name in a sentence that has it whole: titles of menus, of
-    tables and of sections are repeated, or stand alone."""
+    # Each passage says something else of it in a whole sentence: titles of menus and tables are repeated, or alone.
     saying = [next((each for each in graph.passages[place].sentences if name in each), "") for place in places]
     within = [each for each in saying if not each.startswith(name) and len(each) > len(name) + SHORTEST * 2 // 3]
     if len(set(saying)) < len(saying) or 2 * len(within) <= len(saying):

@@ -1,6 +1,6 @@
 """The questions of tasks: written anew by a language model, and checked. The model sees neither answers nor documents,
-so that it cannot give them away; each reply is stored when it arrives, so that a stopped work continues without asking
-twice. The check reads faults off the questions, and lets three policies play a sample."""
+so that it cannot give them away; each reply is stored as it arrives. The check reads faults off the questions, and lets
+policies play."""
 
 from __future__ import annotations
 

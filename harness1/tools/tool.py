@@ -1,7 +1,7 @@
 """Builds tools from typed generator functions over the working memory. A tool may yield one `Request` to the world
 outside, receives the `Answer`, changes the memory, and returns an `Observation`. Its arguments after `memory` and `env`
-are what the policy may pass; their annotations are the schema. A function of one's own that returns a text needs
-neither: it is called in the world, and a replay has its text."""
+are what the policy may pass; their annotations are the schema. A text tool of one's own needs neither: a replay has its
+text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A memory plan: what training holds on each device, before anything is loaded. The code of trainer and sampler runs on
-tensors that have shapes but no data, with every storage counted, so that no formula of an architecture is needed. Two
-short stacks of layers give the bytes of each further layer: exactly, because what a layer needs for itself is freed
-before the next begins."""
+tensors that have shapes but no data, with every storage counted, without any formula. Two short stacks of layers give
+the bytes of each further layer, exactly, as what a layer needs is freed before the next."""
 
 from __future__ import annotations
 
