@@ -28,8 +28,7 @@ from harness1.plugins import identity
 from harness1.words import AUTO, NONE, languages
 
 OBSERVATION_SHARE = 0.4  # The largest share of a prompt that the texts of one observation may take.
-HITS_SHARE = 0.5
-"""The largest share of a prompt that the hits of one observation may take with all that is shown beside their texts."""
+HITS_SHARE = 0.5  # largest share of a prompt for the hits of one observation with what stands beside them
 TITLE_SHARE = 1 / 16  # The largest share of a prompt that one title may take.
 LARGEST_CAP = 30  # The most units that a curated set may hold.
 _LATER = (
@@ -63,8 +62,7 @@ class Retrieval(Settings):
 class FanOut(Settings):
     """The tool `fan_out_search`: several queries in one turn, with their results fused."""
 
-    hits: Count = 0
-    """Hits per query; 0: as many as `search.hits`. Few suffice where queries are names: what bears one comes first."""
+    hits: Count = 0  # Hits per query; 0: as many as `search.hits`. Few suffice for names: what bears one is first.
 
 
 class Read(Settings):
@@ -316,20 +314,16 @@ def read_env(tree: Mapping[str, Any]) -> Env:
 class Dense(Settings):
     """Embeddings of an index's chunks, stored beside their terms."""
 
-    model: str = ""
-    """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: no embeddings."""
-    search: Literal["exact", "hnsw"] = "exact"
-    """Exact search suits up to about a million chunks; the approximate graphs of faiss, larger numbers."""
+    model: str = ""  # A name or folder for sentence-transformers, or `hash:DIMENSIONS` (needs none); empty: none.
+    search: Literal["exact", "hnsw"] = "exact"  # Exact up to a million chunks; beyond, the approximate graphs of faiss.
     prefixes: tuple[str, str] = ("", "")  # Texts before a query and a document, if so trained (`query: `, `passage: `).
 
 
 class Index(Settings):
     """The chunking and analysis of a corpus. It is in `index_hash`."""
 
-    unit: Literal["document", "chunk"] = "document"
-    """What is pooled, curated and scored: whole documents, or chunks where the gold names chunks."""
-    chunk_tokens: Positive = 512
-    """Documents longer than this (characters / 4) are cut at sentence boundaries; shorter ones stay whole."""
+    unit: Literal["document", "chunk"] = "document"  # What is pooled and scored: documents, or chunks that gold names.
+    chunk_tokens: Positive = 512  # Longer documents (characters / 4) are cut at sentence boundaries; others stay whole.
     language: str = AUTO
     """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` is `english` where
     less than 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""

@@ -98,8 +98,7 @@ class Machine(Keyed):
     """Settings of this machine: resources, timeouts, addresses and keys. They are in no hash."""
 
     workers: Count = 0  # Worker processes for policies without a model; 0: one per core.
-    concurrency: Positive = 8
-    """Episodes in flight in one process, whose calls a model in this process decodes together, up to 64."""
+    concurrency: Positive = 8  # Episodes in flight in one process, whose calls a model decodes together, up to 64.
     attempts: Positive = 3  # Tries of a retriever or verifier before its fault invalidates the episode.
     call_deadline_s: Seconds = 30.0  # Seconds for one call of a retriever or a verifier; a later answer is a fault.
     episode_deadline_s: Seconds = 600.0
@@ -107,8 +106,7 @@ class Machine(Keyed):
     embedder: str = ""  # The folder of an index's embedding model here; empty: its location when the index was built.
     reranker: str = ""  # A name or local folder of a cross-encoder for sentence-transformers.
     device: str = ""  # For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one.
-    threads: Count = 0
-    """Threads of models on a CPU, per process; 0: torch's default, or the cores shared among worker processes."""
+    threads: Count = 0  # Threads of models on a CPU; 0: torch's default, or a share of the cores in a worker.
     token_file: str = ""  # A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none.
     data: str = ""  # Folder of the datasets that are named; empty: `harness1/data` in the user's cache folder.
     check_memory: bool = True  # Refuse training that needs more memory than the device has (`harness1 train plan`).

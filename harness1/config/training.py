@@ -45,12 +45,10 @@ class Gates(Settings):
     """The conditions that a teacher's episode must meet to be trained on."""
 
     recall: Share = 0.10  # Minimum curated recall.
-    precision: Share = 0.0
-    """Minimum curated precision: a student that learns only from small sets delivers little else."""
+    precision: Share = 0.0  # Minimum curated precision: who learns from small sets alone delivers little else.
     near: Share = 0.8
     """Two episodes are duplicates if their queries' word sets are at least so similar (Jaccard, by MinHash)."""
-    per_task: Count = 0
-    """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
+    per_task: Count = 0  # Most episodes kept of one task, best first (highest recall, fewest turns); 0: all.
     quotas: dict[str, Positive] = {}  # Maximum number of episodes kept, by dataset name; of other datasets, all.
 
     def __hash__(self) -> int:
@@ -62,8 +60,7 @@ class Sft(Settings):
     """Settings for making rows from episodes."""
 
     gates: Gates = Gates()
-    rows: Literal["turn", "epoch"] = "turn"
-    """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
+    rows: Literal["turn", "epoch"] = "turn"  # One row per turn, or per chain of turns with prompts that are prefixes.
     max_tokens: Positive = 32768  # Longer rows are dropped and counted.
     useless_weight: Share = 1.0
     """Weight of a search that brought no gold document that was new; 1: like any other. With 0, a student learns from a
@@ -88,8 +85,7 @@ class Rl(Settings):
     substeps: Positive = 4  # Optimizer steps per batch.
     batches: Positive = 80  # Batches of a training run.
     staleness: Count = 0  # Number of batches by which generation may run ahead of training; 0: they alternate.
-    rows: Literal["turn", "epoch"] = "turn"
-    """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
+    rows: Literal["turn", "epoch"] = "turn"  # One row per turn, or per chain of turns with prompts that are prefixes.
     easy: Share = 0.9
     """Mean score of a policy that does not think, as a share of the oracle's gain, from which `rl check` refuses the
     task set: there is nothing left to learn. 1: never."""
@@ -113,8 +109,7 @@ class Lora(Settings):
     rank: Count = 32  # 0: no adapters, all weights are trained.
     alpha: Rate = 32.0  # Adapters are scaled by alpha / rank.
     layers: Count = 0  # Adapt only the last layers, so many; 0: all. The backward pass ends below them.
-    experts: bool = False
-    """Also adapt the experts of a mixture that are 3-D parameters, as in gpt-oss (peft's `target_parameters`)."""
+    experts: bool = False  # Also adapt experts that are 3-D parameters, as in gpt-oss (`target_parameters`).
 
 
 class Validation(Settings):
@@ -134,8 +129,7 @@ class Train(Settings):
     epochs: Positive = 3  # Passes over the rows of fine-tuning; reinforcement learning counts `rl.batches` instead.
     batch_rows: Positive = 128  # Rows per optimizer step.
     micro_tokens: Positive = 32768  # Tokens per forward pass, padding included; a longer row gets its own pass.
-    rate: Rate = 5e-6
-    """Learning rate after the warm-up, without a unit: that of fine-tuning; that of `--config rl/paper` is 1e-5."""
+    rate: Rate = 5e-6  # Learning rate after the warm-up, without a unit, of fine-tuning; `--config rl/paper` has 1e-5.
     schedule: Literal["constant", "linear", "cosine"] = "linear"  # Shape of the rate's decay to 0 after the warm-up.
     warmup: Share = 0.0  # Share of the steps over which the rate rises from 0.
     lora: Lora = Lora()

@@ -61,8 +61,7 @@ class TrainingService(NamedTuple):
     """What trains in place of this machine."""
 
     sampler: Backend  # samples the weights that the engine published last
-    open_engine: Callable[[Path, Algorithm, Config, int], Engine]
-    """Returns the engine for a base folder, a loss, the settings, and the number of steps of the rate's schedule."""
+    open_engine: Callable[[Path, Algorithm, Config, int], Engine]  # by base, loss, settings and steps of the schedule
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,7 @@ class LocalEngine(Trainer):
         return write_model(folder, self.model, self.weights(), self._base, card)
 
 
-OpenEngine = Callable[[TrainerJob, ProcessGroup], Engine]
-"""Opens what holds the weights in training, in this process that leads a group: `open_local_engine`, or a service's."""
+OpenEngine = Callable[[TrainerJob, ProcessGroup], Engine]  # of the leading process; `open_local_engine` or a service's
 
 
 def open_service_engine(service: TrainingService, config: Config, job: TrainerJob, group: ProcessGroup) -> Engine:

@@ -112,8 +112,7 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
 
 
 SENTENCES = 4  # number of sentences, with the most terms of the claim, that are read alone and with their neighbours
-BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))
-"""Start and end of the passages around such a sentence, of one to three sentences."""
+BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))  # start and end of passages around it, of up to three sentences
 ENGINE_ERRORS = (RuntimeError, ValueError, OSError)  # out of memory, a lost device, an output that is not a number
 
 

@@ -61,8 +61,7 @@ class Samples:
         return self._next[task_id] - 1
 
 
-Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
-"""A context around an episode; it yields the function to call after each step, if any."""
+Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]  # a context; yields what to call after each step
 ASKED = "search"  # the split of tasks that are no dataset's: somebody asked their questions
 
 

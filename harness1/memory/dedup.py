@@ -96,8 +96,7 @@ class Fingerprints(Forkable):
     compared, and those exactly: locality-sensitive hashing at 64 permutations would miss most pairs near the threshold.
     Most texts share title and figures with no other, so guards and signatures wait for a second such text."""
 
-    firsts: dict[str, tuple[str, str, str] | None] = {}
-    """Title and figures -> id, title and text of the first with them; None once it has moved into a bucket."""
+    firsts: dict[str, tuple[str, str, str] | None] = {}  # title, figures -> first such text; None: it is in a bucket
     buckets: dict[str, Bucket] = {}  # guard -> the texts that share title and figures with another
 
     def match(self, identifier: str, title: str, text: str) -> str | None:

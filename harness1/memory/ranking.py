@@ -100,8 +100,7 @@ class UnitNames(Forkable):
     heads: dict[str, tuple[int, ...]] = {}  # units by what their titles name, or by the name that the text begins with
     titles: list[str] = []
     sources: dict[str, int] = {}  # the first unit of each source
-    near: dict[str, tuple[int, ...]] = {}
-    """By query about a name: the units that it found near the top under a longer or shorter form of the name."""
+    near: dict[str, tuple[int, ...]] = {}  # by query: units that it found near the top under another form
 
     def add_unit(self, number: int, head: str) -> None:
         self.titles.append(head)
@@ -220,8 +219,7 @@ COMPARED = 3  # units at the top whose words speak for others
 LEAST_MARGIN = 1e-9  # share of the best score for a hit that an engine scored 0 or below: it was found all the same
 TOLD_FROM = 0.5  # the least value of a feature that is told as a reason
 
-_OWN, _MASK, _SENTENCE = Struct("6d"), Struct("q"), Struct("2q")
-"""Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
+_OWN, _MASK, _SENTENCE = Struct("6d"), Struct("q"), Struct("2q")  # rows of numbers in a buffer, read as arrays
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
 _PART = re.compile(r"(?: (?:page|part|section|chapter))?(?: \d+)+$")
 

@@ -40,10 +40,8 @@ class WorkingMemory(Forkable, dict=True):
     auto_populated: bool = False
     since_curation: int = 0  # turns since the last curation
     tools_used: dict[str, int] = {}  # the tools that had an effect, each with the first such turn
-    entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
-    """Stays empty where queries may contain no handles (`Env.has_handles`)."""
-    value: EvidenceValue = msgspec.field(default_factory=EvidenceValue)
-    """Stays empty where units are not ranked (`Env.ranks`)."""
+    entities: EntityHandles = msgspec.field(default_factory=EntityHandles)  # empty without `Env.has_handles`
+    value: EvidenceValue = msgspec.field(default_factory=EvidenceValue)  # empty without `Env.ranks`
 
     @classmethod
     def empty(cls, query: str, unit: Unit) -> WorkingMemory:

@@ -40,8 +40,7 @@ from harness1.runs.files import (
 from harness1.runs.folder import clear_run
 from harness1.runs.journal import read_episodes
 
-NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"
-"""The ends of the scale, and the policy that is played twice and must do the same again."""
+NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"  # the ends of the scale; the policy that must do the same twice
 BLIND = (NO_OP, "id-inventor")  # they ignore the results of searches
 SEARCHING = ("stop-at-once", "single-shot", "random", "query-repeater", "tool-spammer", "curate-everything", TWICE)
 POLICIES = (*BLIND, *SEARCHING, ORACLE)

@@ -296,11 +296,9 @@ class TrainingInputs(Record):
     model: str = ""  # the starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine
     split: str = "train"  # the split of each dataset that tasks are taken from
     index: tuple[str, ...] = ()  # an existing index for each dataset; empty: build one for each
-    admission: tuple[str, ...] = ()
-    """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
+    admission: tuple[str, ...] = ()  # a report of `rl check` for each dataset, for its admitted tasks; empty: all
     share: ShareName = ""  # learn only from the tasks that `data.sft_share` gives to fine-tuning, or to RL; empty: all
-    against: tuple[str, ...] = ()
-    """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
+    against: tuple[str, ...] = ()  # evaluation sets beside `dev` and `test`: DATASET or DATASET:SPLIT (`data.leaks`)
     exclude: tuple[str, ...] = ()  # folders of runs, SFT datasets or checkpoints, whose tasks are not learned from
 
 

@@ -34,8 +34,7 @@ from harness1.sft.rows import has_token_ids
 from harness1.tools.registry import Toolbox
 
 Item = TypeVar("Item")
-TEACHERS = {"oracle": "oracle-teacher"}
-"""Names that mean another policy for `--teacher` than for `--policy`: here, the oracle that shows how to search."""
+TEACHERS = {"oracle": "oracle-teacher"}  # what `--teacher` means by a name of `--policy`: the oracle that searches
 SAMPLED = 20  # documents, and questions, on which a tokenizer is tested
 
 

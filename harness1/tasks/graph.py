@@ -89,13 +89,10 @@ class CorpusGraph:
                 self.holders[key].append(place)
             if passage.subject:
                 self.about[head(document.title)].append(place)
-        self.quotable = [_find_quotable(passage.sentences) for passage in self.passages]
-        """For each passage, the sentences that can be quoted alone, with their numbers."""
-        self.said: dict[int, dict[str, str]] = {}
-        """The answer of each relation that a passage states, of subjects that a single passage is about."""
+        self.quotable = [_find_quotable(passage.sentences) for passage in self.passages]  # by passage, with numbers
+        self.said: dict[int, dict[str, str]] = {}  # what a passage states, if it alone is about its subject
         self.saying: dict[str, list[int]] = defaultdict(list)  # the passages that state a relation
-        self.leading: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        """For a passage, the relations of others whose answer is its subject."""
+        self.leading: dict[int, list[tuple[int, str]]] = defaultdict(list)  # relations of others whose answer it is
         for place, passage in enumerate(self.passages):
             if len(self.about.get(head(passage.subject), ())) == 1 and not passage.subject.startswith("List of"):
                 for relation, answer in find_statements(passage).items():

@@ -20,8 +20,7 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.records import DocId, Hit, Note, Observation, Ranking, Record, ToolCall, UnitId, Verdict
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN
 
-SAID, FAILED = "answered", "tool_error"
-"""Codes of the notes that hold what a text tool returned, and what it raised as a `ToolError`."""
+SAID, FAILED = "answered", "tool_error"  # notes with what a text tool returned, and what it raised as a `ToolError`
 
 
 class SearchFor(Record):
@@ -112,8 +111,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Traits:
     """Properties of a tool beyond its schema; `@Traits(...)` above the function sets them."""
 
-    shows: Literal["whole", "query", "pattern"] = "whole"
-    """How to show hits: whole, or the sentences nearest to the query or to the words of the pattern."""
+    shows: Literal["whole", "query", "pattern"] = "whole"  # or the sentences nearest to the query or pattern's words
     _: KW_ONLY
     discovers: bool = False  # True if it brings documents from the corpus: guidance sums them up
     curates: bool = False  # True if it edits the curated set: guidance counts the turns since

@@ -62,8 +62,7 @@ class MlflowRun:
 
 LOG = "log.jsonl"
 VALIDATION_PREFIX = "held_out/"  # of the names of validation metrics, in a log and for a `StepListener`
-StepListener = Callable[[int, int, Mapping[str, float]], None]
-"""Called with the step, the number of steps and the measured values; first with the last completed step, or 0."""
+StepListener = Callable[[int, int, Mapping[str, float]], None]  # step, steps, values; first the last completed step
 
 
 class Trackers(NamedTuple):
