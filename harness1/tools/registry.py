@@ -27,8 +27,17 @@ from harness1.tools.tool import (
 )
 
 TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
-    {fan_out_search: "fan_out", search_corpus: "", grep_corpus: "grep", read_document: "read", review_docs: "review"}
-    | {curate: "", prune_chunks: "pruning", verify: "verification", end_search: ""}
+    {
+        fan_out_search: "fan_out",
+        search_corpus: "",
+        grep_corpus: "grep",
+        read_document: "read",
+        review_docs: "review",
+        curate: "",
+        prune_chunks: "pruning",
+        verify: "verification",
+        end_search: "",
+    }
 )
 """Each tool, in the order shown, with the mechanism of `env` that offers it; empty: always offered."""
 NAMES = frozenset(function.__name__ for function in TOOLS)
