@@ -41,6 +41,8 @@ from harness1.rl.groups import (
     training_rows,
 )
 from harness1.rows import TrainRow
+from tests.policy.test_language_model import NONSENSE, episode_of, sayer
+from tests.support import call, curate, search
 
 OUTPUT = 4  # tokens that a made turn says
 
@@ -133,6 +135,17 @@ def test_steps_share_whole_groups_as_evenly_as_can_be(groups: int, count: int, s
     assert all(len(names) == len(set(names)) for names in held)
     assert sum(map(len, held)) == groups
     assert max(map(len, held)) - min(map(len, held)) <= 1
+
+
+def siblings(order: str) -> EpisodeGroup:
+    """Two search for rivers first, and one of them says nonsense in between. A third finds nothing, then fails."""
+    said: list[tuple[str, float, tuple[ToolCall | str, ...]]] = [
+        ("a", 2.0, (search("river"), NONSENSE, search("war"), curate(add_ids=["D1"]))),
+        ("b", 0.5, (search("river"), search("town"), call("end_search"))),
+        ("c", -0.5, (search("nowhere"), *[NONSENSE] * 4)),
+    ]
+    made = (replace(episode_of(sayer(*acts), order), episode_id=name, reward=RewardRecord(r)) for name, r, acts in said)
+    return group(3, *made)
 
 
 @pytest.mark.parametrize(
