@@ -1,5 +1,4 @@
-"""Episodes that somebody else drives: contexts go out, decisions come in, and `rollout` plays them like any other.
-`Searches` opens many of them by name."""
+"""Episodes that somebody else drives, played by `rollout` like any other; `Searches` opens many of them by name."""
 
 from __future__ import annotations
 
@@ -193,8 +192,7 @@ class _Open:
 class Searches:
     """Searches that are under way in environments with the settings of `append_only`; `keep` gets every finished
     episode, recorded with the `driver`, and `files` finds the file of a document, whose path the client is told. One
-    search more than `most` closes the one that was used longest ago; one without a call for `idle_s` is closed a tenth
-    later at most."""
+    search more than `most` closes the one that was used longest ago; one without a call for `idle_s` is closed too."""
 
     def __init__(
         self,
@@ -215,16 +213,14 @@ class Searches:
         return len(self._searches)
 
     async def start(self, question: str) -> tuple[str, StepReply]:
-        """Begin a search; return its name and the first context without its instructions. Raise UsageError if the
-        question is empty or too long."""
+        """Begin a search; return its name and first context. Raise UsageError if the question is empty or too long."""
         if not question.strip() or len(question) > LONGEST_QUESTION:
             raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
         # A client that cancels a call may come back: what it began is carried out.
         return await asyncio.shield(self._start(question))
 
     async def act(self, name: str, call: ToolCall) -> StepReply:
-        """Carry out a call in a search, one after the other; raise UsageError if there is none of this name, whether it
-        was never given, has ended or was closed."""
+        """Carry out a call in a search, one after the other; raise UsageError if there is no such search."""
         return await asyncio.shield(self._act(name, call))
 
     async def close(self) -> None:

@@ -46,8 +46,7 @@ class SearchAction(Action):
 
 
 class SearchObservation(Observation):
-    """What is visible now: messages and tools as a chat model takes them; at the end, what the search delivers, and a
-    reward if there is gold."""
+    """What is visible now, as a chat model takes it; at the end what is delivered, and a reward if there is gold."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -267,8 +266,7 @@ class SearchSession(ResourceSession):
 
 
 class SearchSessions(ResourceSessionFactory):
-    """Makes sessions over tasks with gold, of a policy with token ids and log probabilities, as which `open_env` makes
-    environments count."""
+    """Makes sessions over tasks with gold, of a policy with token ids, as which `open_env`'s environments count."""
 
     def __init__(
         self, tasks: Sequence[Task], open_env: Callable[[], SearchEnv], policy: Policy, config: Config

@@ -198,8 +198,7 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 class HarnessGenerator:
     """Plays trajectories with `rollout` and scores them; SkyRL compares groups. `tasks` are indexed by
-    `env_extras["task"]`, `setups`, of one configuration, by `PlacedTask.setup`; `name` and `model` are those of
-    `SkyRLBackend`."""
+    `env_extras["task"]`, `setups` by `PlacedTask.setup`; `name` and `model` are `SkyRLBackend`'s."""
 
     def __init__(
         self,

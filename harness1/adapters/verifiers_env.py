@@ -53,8 +53,7 @@ class SearchTaskConfig(vf.TaskConfig):
 
 
 class SearchData(vf.TaskData):
-    """A task as verifiers keeps it. The gold is for scoring, and never given to the harness; the card of recorded
-    episodes names the dataset."""
+    """A task as verifiers keeps it. The gold is for scoring alone; the card of recorded episodes names the dataset."""
 
     query: str
     split: str

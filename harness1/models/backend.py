@@ -60,9 +60,9 @@ class WeightLoader(Protocol):
     """A backend that takes other weights from a folder."""
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Switch to whole weights of the same architecture, or to adapters on the base that the model was opened with;
-        they are not merged. Calls in flight end with the old ones. Raise UsageError if the folder does not hold such
-        weights, InfrastructureFault if the model failed to load them."""
+        """Switch to whole weights of the same architecture, or to adapters on the opened base, not merged. Calls in
+        flight end with the old ones. Raise UsageError if the folder holds no such weights, InfrastructureFault if
+        loading failed."""
 
 
 @runtime_checkable
@@ -96,8 +96,7 @@ class EngineOutput(Record):
 
 def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
     """Validate an output, whose version may be the engine's own. Raise InfrastructureFault unless it has ids and a
-    finite log probability for each, a stop token at its end if it stopped and nowhere else, and no more tokens than
-    requested."""
+    finite log probability for each, a stop token only where it stopped, and no more tokens than requested."""
     ids, logprobs = tuple(sampled.ids or ()), tuple(sampled.logprobs or ())
     if wrong := _find_fault(ids, logprobs, sampled, sampling):
         raise InfrastructureFault(f"the model's server: {wrong}")
@@ -166,8 +165,7 @@ def process_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = N
 
 def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one id for each row, [rows] in int64, by inversion of the cumulative distribution of `logprobs`, [rows,
-    vocabulary]; `uniforms`, [rows], are float64 in [0, 1). A token of probability 0 is never drawn; for a row that is
-    not finite the id is arbitrary."""
+    vocabulary]; `uniforms`, [rows], are float64 in [0, 1). A token of probability 0 is never drawn."""
     import torch
 
     cumulative = logprobs.double().exp().cumsum(-1)

@@ -32,10 +32,9 @@ def register() -> None:
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention as transformers' `AttentionInterface` calls it, without soft caps, sinks and dropout: query,
-    key and value are [rows, heads, tokens, width] (keys and values may have fewer heads), the mask is bool, [rows, 1,
-    tokens, tokens], True where a query sees a key (None: all up to its own), and the result [rows, tokens, heads,
-    width], and no weights."""
+    """Compute attention for transformers' `AttentionInterface`, without soft caps, sinks and dropout: query, key and
+    value are [rows, heads, tokens, width] (keys and values may have fewer heads), the mask is bool, [rows, 1, tokens,
+    tokens], True where a query sees a key (None: all up to its own), the result [rows, tokens, heads, width]."""
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     # Under automatic mixed precision the rotation leaves queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)

@@ -33,8 +33,7 @@ _COMMAS = re.compile(rf'({_STRING}")|,(?=\s*[}}\]])', re.DOTALL)
 
 def read_object(text: str) -> dict[str, Any] | None:
     """Return the first JSON object in a text (spec 2.5: the text itself, else the first balanced object, else
-    repaired). Control characters in strings are accepted, backslashes that escape nothing are literal, trailing commas
-    are ignored."""
+    repaired). Control characters in strings, backslashes that escape nothing and trailing commas are accepted."""
     for candidate in _candidates(text[:LONGEST].strip()):
         try:
             found = json.loads(candidate, strict=False, parse_constant=_refuse)
@@ -113,8 +112,7 @@ Message = dict[str, Any]
 
 
 class Said(Record):
-    """An assistant's message as its server sent it. It is sent back unchanged, because servers that store sampled
-    outputs recognise it by the ids of its calls."""
+    """An assistant's message, sent back unchanged: servers that store outputs know it by the ids of its calls."""
 
     message: Message
     call_ids: tuple[str, ...]

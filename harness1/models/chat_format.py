@@ -36,8 +36,7 @@ class Parsed(Record):
 
 
 class PromptSpan(NamedTuple):
-    """A named stretch of a prompt. An episode stores the ids of each name once; outputs of earlier calls, named
-    `call/ID`, are not stored again."""
+    """A named stretch of a prompt. An episode stores each name once, and none that is `call/ID`, an output."""
 
     key: str
     ids: Ids

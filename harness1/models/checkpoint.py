@@ -42,15 +42,13 @@ class Checkpoint(Record, kw_only=True):
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the card in a model's folder, None for a model that was not trained here; raise SchemaError if it is
-    damaged."""
+    """Return the card in a model's folder, None if it was not trained here; raise SchemaError if it is damaged."""
     return read_record(folder / CHECKPOINT, Checkpoint, "the card of a checkpoint")
 
 
 def format_of(folder: Path, config: Config) -> str:
-    """Return the chat format to use with a model: the one it was trained for, unless another is configured. Raise
-    ConfigError if it was trained for another environment or format, and `machine.model.foreign` is off; SchemaError if
-    its card is damaged."""
+    """Return the chat format of a model: the one it was trained for, unless another is configured. Raise ConfigError if
+    it was trained for another environment or format, and `machine.model.foreign` is off; or SchemaError."""
     card, configured = read_checkpoint(folder), config.policy.format
     if card is None:
         return configured
@@ -73,9 +71,8 @@ def format_of(folder: Path, config: Config) -> str:
 
 def environment_of(model: str, config: Config) -> dict[str, Any] | None:
     """Return the settings of the environment that a model, by its name such as `hf:PATH` or its path, was trained in;
-    None if it was not trained here, or is not a folder of this machine. Raise UsageError for a name of no form,
-    SchemaError if the card is damaged, ConfigError if this version does not have those settings, and
-    `machine.model.foreign` is off."""
+    None if it was not trained here, or is no folder here. Raise UsageError for a name of no form, SchemaError, or
+    ConfigError if this version lacks those settings and `machine.model.foreign` is off."""
     spec = ModelSpec.read(model) if is_model(model) else ModelSpec("hf", model, None)
     place = (spec.url and config.machine.model.tokenizer) or spec.model
     card = read_checkpoint(Path(place))

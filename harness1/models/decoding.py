@@ -165,8 +165,7 @@ class Decoder:
         return length
 
     def _find_shared(self, ids: NDArray[np.int64]) -> tuple[int, int | Layers]:
-        """Return the length of the longest computed prefix, and where it is: a slot, or kept states, then
-        most recently used."""
+        """Return the length of the longest computed prefix and where it is: a slot, or states that are kept."""
         shared = [_common_prefix(ids, row.prompt) for row in self._rows]
         kept = [_common_prefix(ids, known) for known, _ in self._kept]
         length, kept_length = max(shared, default=0), max(kept, default=0)
@@ -210,8 +209,7 @@ class Decoder:
 
 
 def _reach(starts: Sequence[int], lengths: Sequence[int]) -> int:
-    """Return the columns of each slot that a pass over prompts reads: the widest new part is appended to every start,
-    which is what is computed already."""
+    """Return the columns of each slot that a pass reads: the widest new part is appended to every computed start."""
     return max(starts) + max(length - start for start, length in zip(starts, lengths, strict=True))
 
 

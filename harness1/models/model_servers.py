@@ -112,8 +112,7 @@ class VllmServer(TokenServer):
         await self._endpoint.post("/v1/unload_lora_adapter", {"lora_name": name}, bytes)
 
     def _body(self, prompt_ids: Sequence[int], temperature: float) -> dict[str, Any]:
-        """Return the fields of every request: penalties override the model's own defaults, and with `ignore_eos` only
-        the given stop tokens end an output."""
+        """Penalties override the model's own defaults; with `ignore_eos` only the given stop tokens end an output."""
         return {
             "model": self.model,
             "prompt": tuple(prompt_ids),

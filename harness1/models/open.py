@@ -27,8 +27,7 @@ HARMONY = "harmony"
 
 
 def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tuple[Backend, ChatFormat]:
-    """Open a model whose tokens are sampled by their ids, and its format; raise as `open_model`. vLLM makes room for
-    adapters of a rank when it starts; 0 for none."""
+    """Open a model sampled by token ids, and its format; raise as `open_model`. `adapter_rank`: as of `open_vllm`."""
     model = config.machine.model
     if asked.url is not None:
         try:

@@ -1,5 +1,4 @@
-"""What servers that take token ids share with vLLM in this process: changes of weights, adapters, and shapes of
-weights."""
+"""What servers that take token ids share with vLLM in this process: changes of weights, and adapters."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ class LoadedAdapter:
 
 class WeightGate:
     """The weights that an engine has in use. A change of whole weights waits until the calls in flight have ended, and
-    later calls wait for it, so that every output is of one version; each change has its own event, for the next event
-    loop. Of adapters, new calls use the newest, and calls in flight end on their own; the `kept` newest stay loaded
-    although no call uses them: other clients of a server may."""
+    later calls wait for it, so that every output is of one version. Of adapters, new calls use the newest, and calls in
+    flight end on their own; the `kept` newest stay loaded for other clients."""
 
     def __init__(self, kept: int = 1) -> None:
         self._whole, self._calls, self._usable = 0, 0, True

@@ -33,8 +33,7 @@ class Tokenizer(Protocol):
         """Return the ids of a text, none of which is a control token, whatever the text says."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, control tokens by name. Ids that do not exist are left out; bytes that are not UTF-8
-        become U+FFFD."""
+        """Return the text of ids, control tokens by name. Unknown ids are left out; invalid UTF-8 is U+FFFD."""
 
 
 class FastTokenizer:
@@ -144,8 +143,7 @@ UNITS = "|".join(
 def save_tokenizer(folder: Path, texts: Iterable[str], size: int) -> int:
     """Train a byte-level BPE of a size (256: only bytes) and control tokens on texts, and write `tokenizer.json`;
     return the number of tokens. They are phrases, names and handles: words are not cut at spaces, as a stretch of
-    lowercase letters is one unit before merging (SuperBPE, arXiv 2503.13423); so are handles and the frame of a call.
-    """
+    lowercase letters is one unit before merging (SuperBPE, arXiv 2503.13423); so are handles and a call's frame."""
     with optional("train"):
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     made = Tokenizer(models.BPE())

@@ -50,8 +50,7 @@ def open_transformers(
 ) -> TransformersBackend:
     """Open the causal language model in a folder, on a device of torch, with weights and hidden states in `dtype`;
     `threads` are torch's in the whole process (0: as they are), and by default several prompts share a pass on a GPU,
-    and none on a CPU. Raise UsageError if that fails, or slots do not support its attention; MissingExtra if torch or
-    transformers is not installed."""
+    and none on a CPU. Raise UsageError if that fails, or slots do not support its attention; MissingExtra."""
     with optional("train"):
         import torch
     if threads:

@@ -92,8 +92,7 @@ def open_vllm(
 ) -> VllmBackend:
     """Start vLLM on a model's folder, or one of adapters; raise UsageError if it holds no such model, or vLLM does not
     start. `max_model_len` is of prompt and output together (None: the model's), `memory_share` that of a GPU for
-    weights and cache, `adapter_rank` that of adapters to come, and `options` are fields of `vllm.AsyncEngineArgs`. The
-    output head computes in float32 whatever the `dtype`."""
+    weights and cache, `adapter_rank` that of adapters to come, `options` fields of `vllm.AsyncEngineArgs`."""
     base, gate = checked_base(folder), WeightGate()
     shapes, first = weight_shapes(base), None
     fields: dict[str, Any] = {

@@ -1,6 +1,5 @@
 """The oracle teacher: an example to imitate. It searches, curates and stops with knowledge of the gold but never
-reveals it: every word that it writes is in the question or in an earlier view, or in the sentences of
-`reasons.toml`."""
+reveals it: every word that it writes is in the question, an earlier view or `reasons.toml`."""
 
 from __future__ import annotations
 
@@ -315,8 +314,7 @@ class NameQuery:
 
 def name_queries(question: str, evidence: SeenEvidence) -> Iterator[list[NameQuery]]:
     """Yield groups of queries about names: those in the question or near its relation words in gold, without a document
-    yet; other names in gold, and leads; names with words of the question, and adjacent names ("Paris, Texas" is
-    two)."""
+    yet; other names in gold, and leads; names with words of the question, and adjacent names."""
     known, own = _titles(evidence), [NameQuery(name, name) for name in topics(question)]
     near, far = _names_in_gold(evidence, known)
     yield [*(lead for lead in own if _tells(lead.name, known, _counts(evidence))), *near]

@@ -24,8 +24,7 @@ class Decision(Record):
 
 class Session(Protocol):
     """A policy at work on one episode. One that may fail within a turn, after calls that cost something, keeps these in
-    `pending`: a `Decision` without actions while `act` is running, else None. They are recorded if a fault ends the
-    episode."""
+    `pending`: a `Decision` without actions while `act` is running, else None. A fault records them."""
 
     async def act(self, context: Context) -> Decision: ...
 

@@ -145,9 +145,8 @@ def _import(name: str) -> Any:
 def policy_of(thing: Any, name: str = "") -> Policy:
     """Return a function, a class or an object of one's own as a policy: a function of a `Context`, or a class, made
     without arguments, or an object with a method `act` of a `Context`. Either returns a `ToolCall`, or a `Decision`.
-    What has the methods of `Policy` is taken as it is. An object is copied for each episode; one that cannot be copied,
-    such as one that holds the connection of a server, plays them all. Without a `name` it is called as it is found in
-    this process. Raises UsageError: it decides nothing."""
+    What has the methods of `Policy` is taken as it is. An object is copied for each episode; one that cannot be copied
+    plays them all. Without a `name` it is called as it is found here. Raises UsageError: it decides nothing."""
     make = thing if inspect.isclass(thing) else None
     example = make() if make else thing
     if hasattr(example, "open") and hasattr(example, "hash") and hasattr(example, "name"):

@@ -161,8 +161,7 @@ def follow_leads(turn: int, context: Context) -> Decision:
 
 
 def single_shot(turn: int, context: Context) -> Decision:
-    """Search once, curate the hits best first, and end. The set is delivered in the order of the harness's evidence, or
-    without `rank` in that of the ranking."""
+    """Search once, curate the hits best first, and end; with `rank` they are delivered in the order of evidence."""
     if turn == 0:
         return Decision((search_call(context.view.query),), "Search for the question as it stands.")
     found = [hit.document.handle for hit in context.view.hits.get(1, [])][:TOP]

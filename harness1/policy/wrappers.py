@@ -22,8 +22,7 @@ from harness1.tools.tool import ToolSpec
 
 
 class MixedPolicy:
-    """Two policies without a tokenizer, the first with a share of the turns, as a mediocre teacher: its student learns
-    good and bad actions, and can still improve."""
+    """Two policies without a tokenizer, the first with a share of the turns: a teacher with room to improve."""
 
     def __init__(self, first: Policy, second: Policy, share: float) -> None:
         self._parts = (first, share), (second, 1.0 - share)

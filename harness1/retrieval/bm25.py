@@ -20,6 +20,7 @@ The postings of a segment are written in sorted runs of bounded memory that are 
 from __future__ import annotations
 
 import os
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -38,8 +39,6 @@ RUN_WORDS = 1 << 23
 """Words inverted at a time, in memory."""
 NO_TERM = -1
 NONE = np.empty(0, np.uint32)
-
-
 K1, B = 1.2, 0.75
 """Saturation, how much a term's further occurrences still add, and the share of normalisation by length (Robertson)."""
 
@@ -97,42 +96,34 @@ class PostingsWriter:
 
         self._write_run()
         pairs = np.array(list(self._pairs), np.int64)
-        np.save(self._folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
-        np.save(self._folder / "postings.pairs.npy", np.stack((pairs >> 32, pairs & 0xFFFFFFFF), 1).astype(np.int32))
-        write_keys(self._folder, "terms", self._terms)
+        folder = self._folder
+        np.save(folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
+        np.save(folder / "postings.pairs.npy", np.stack((pairs >> 32, pairs & 0xFFFFFFFF), 1).astype(np.int32))
+        write_keys(folder, "terms", self._terms)
         runs = [np.load(run / "starts.npy") for run in self._runs]
         starts = np.zeros(len(self._terms) + 1, np.int64)
         for run_starts in runs:
             starts[1 : len(run_starts)] += np.diff(run_starts)
         starts = np.cumsum(starts)
-        np.save(self._folder / "postings.starts.npy", starts)
-        codes = np.uint16 if len(pairs) <= 1 << 16 else np.uint32
-        for name, kind in (("chunks", np.uint32), ("codes", codes)):
-            ends, out = starts[:-1].copy(), _new_array(self._folder / f"postings.{name}.npy", kind, int(starts[-1]))
+        np.save(folder / "postings.starts.npy", starts)
+        kinds: dict[str, Any] = {"chunks": np.uint32, "codes": np.uint16 if len(pairs) <= 1 << 16 else np.uint32}
+        for name, kind in kinds.items():
+            ends, path, out = starts[:-1].copy(), folder / f"postings.{name}.npy", np.empty(0, kind)
+            if starts[-1]:
+                out = np.lib.format.open_memmap(path, "w+", dtype=kind, shape=(int(starts[-1]),))
+                with path.open("r+b") as file:  # if the space were not reserved, a full disk would end the process
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            else:  # an empty file cannot be mapped
+                np.save(path, out)
             for run, run_starts in zip(self._runs, runs, strict=True):
                 append_run(ends, out, run_starts, np.load(run / f"{name}.npy"))
-                (run / f"{name}.npy").unlink()
         for run in self._runs:
-            (run / "starts.npy").unlink()
-            run.rmdir()
+            shutil.rmtree(run)
         return sum(self._lengths)
 
 
-def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
-    """Create a one-dimensional array in a new `.npy` file, mapped for writing. Raises OSError: the disk is full. If the
-    space were not reserved now, a signal would kill the process later."""
-    if not size:  # an empty file cannot be mapped
-        np.save(path, np.empty(0, kind))
-        return np.empty(0, kind)
-    mapped = np.lib.format.open_memmap(path, "w+", dtype=kind, shape=(size,))
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return mapped
-
-
 class Postings:
-    """The memory-mapped postings of one segment. `dead` are its deleted chunks, sorted; `dead_counts` says in how many
-    of them each term occurs."""
+    """The mapped postings of a segment; its deleted chunks, sorted; and in how many of these each term occurs."""
 
     def __init__(self, files: Files, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
         self._terms = Keys(files, "terms")
@@ -180,14 +171,7 @@ class BM25:
     `ranks` has the place of each position's id among all ids, which breaks ties."""
 
     def __init__(
-        self,
-        segments: Sequence[Postings],
-        chunks: int,
-        length: int,
-        ranks: NDArray[np.int32],
-        k1: float,
-        b: float,
-        analyser: Analyser,
+        self, segments: Sequence[Postings], chunks: int, length: int, ranks: NDArray[np.int32], analyser: Analyser
     ) -> None:
         self._analyser, self._segments, self._chunks, self._ranks = analyser, segments, chunks, ranks
         self._firsts = np.cumsum([0, *map(len, segments)])
@@ -196,17 +180,14 @@ class BM25:
         """For each segment, the share of a term's weight that each pair (occurrences, length) earns."""
         for segment in segments:
             counts, lengths = segment.pairs[:, 0].astype(np.float64), segment.pairs[:, 1]
-            self._tables.append((counts / (counts + k1 * (1 - b + b * lengths / mean))).astype(np.float32))
+            self._tables.append((counts / (counts + K1 * (1 - B + B * lengths / mean))).astype(np.float32))
 
-    def search(self, query: str, k: int, exclude: NDArray[np.int64] | None = None) -> list[tuple[int, float]]:
-        """Return the positions of the best `k` chunks with their scores, in the total order. Chunks without a term of
-        the query are left out, and so are excluded positions, before the order is made."""
-        return self.search_terms(self._analyser.terms(query), k, exclude)
-
-    def search_terms(
-        self, terms: Sequence[str], k: int, exclude: NDArray[np.int64] | None = None
+    def search(
+        self, query: str | Sequence[str], k: int, exclude: NDArray[np.int64] | None = None
     ) -> list[tuple[int, float]]:
-        """Search for a query that is already analysed."""
+        """Return the positions of the best `k` chunks for a text, or its terms, with their scores, in the total order.
+        Chunks without a term are left out, and so are excluded positions, before the order is made."""
+        terms = self._analyser.terms(query) if isinstance(query, str) else query
         if k < 1 or not terms:
             return []
         from harness1.retrieval.kernels import best

@@ -99,8 +99,7 @@ def delete_documents(
 
 
 def to_merge(entries: Sequence[index.SegmentEntry]) -> range | None:
-    """Return the next segments to write as one: one that is mostly dead, or the last, from the first that is no larger
-    than those behind it."""
+    """Return the next segments to merge: a mostly dead one, or the last, from one no larger than those behind it."""
     for at, entry in enumerate(entries):
         if 2 * entry.dead.chunks > entry.size.chunks:
             return range(at, at + 1)
@@ -334,8 +333,7 @@ class _Embeddings:
         return entry
 
     def _embed(self, parts: Sequence[_Part]) -> index.VectorsEntry:
-        """Embed the chunks of new segments. Embeddings that were damaged since are an error for an addition, and made
-        anew for a new index."""
+        """Embed the chunks of new segments. Damaged embeddings fail an addition; a new index makes them anew."""
         self.check()
         embedder = self._embedder
         held = files.Files(self._out, self.sums).below(files.store_of(embedder.hash))

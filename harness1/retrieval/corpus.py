@@ -88,8 +88,7 @@ _SINGLE = frozenset(chr(code) for code in range(128))
 
 class Analyser:
     """Turns a text into terms. `language`: of Snowball, `none` or `auto` decides the stems, and all scripts are read
-    (`harness1.words`); empty: English, with runs of unspaced scripts whole, as in indexes made before there was a
-    choice."""
+    (`harness1.words`); empty: English, with runs of unspaced scripts whole, as in early indexes."""
 
     def __init__(self, language: str = "") -> None:
         self._stem = stemmer(language or "english")

@@ -48,8 +48,7 @@ def find_used_rows(rows: Integers) -> Integers:
 
 class DenseIndex:
     """The embeddings of a corpus: `vectors` [rows, d] of length 1 or 0; for each position its row, negative if it is
-    never found, and the rank of its id, which breaks ties. `find` searches `find_used_rows`; None multiplies every row.
-    Raises CorpusError: a row does not exist."""
+    never found, and the rank of its id, which breaks ties. `find`: None multiplies all. Raises CorpusError."""
 
     def __init__(self, vectors: Halves, rows: Integers, ranks: NDArray[np.int32], find: Find | None = None) -> None:
         if rows.max(initial=-1) >= len(vectors):
@@ -68,8 +67,12 @@ class DenseIndex:
     def search(self, queries: Floats, ks: Sequence[int], excludes: Sequence[Integers]) -> list[list[tuple[int, float]]]:
         """Return for each query [d], of length 1, the positions of its best `k` chunks with their cosines, in the total
         order. Excluded positions are left out, also from the top score, to which the order is relative."""
+        dead: list[Integers] = []
+        for exclude in excludes:
+            slots, counts = np.unique(self._slots[exclude], return_counts=True)
+            dead.append(slots[(slots >= 0) & (counts == self._counts[slots])] if len(self._used) else slots[:0])
         best = []
-        candidates = self._find(queries, ks, [self._dead(exclude) for exclude in excludes])
+        candidates = self._find(queries, ks, dead)
         for query, slots, k, exclude in zip(queries, candidates, ks, excludes, strict=True):
             counts = self._counts[slots]
             firsts = np.repeat(self._ends[slots] - np.cumsum(counts), counts)
@@ -88,18 +91,11 @@ class DenseIndex:
         found[slots >= 0] = _cosines(query, self._vectors, self._used[slots[slots >= 0]])
         return found
 
-    def _dead(self, exclude: Integers) -> Integers:
-        """Return the slots whose chunks are all excluded."""
-        slots, counts = np.unique(self._slots[exclude], return_counts=True)
-        dead: Integers = slots[(slots >= 0) & (counts == self._counts[slots])] if len(self._used) else slots[:0]
-        return dead
-
 
 def scan(
     vectors: Halves, used: Integers, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]
 ) -> list[Integers]:
-    """Multiply every used row, block by block, and return all slots whose product may be among the `k` best or share
-    the level of the last of them."""
+    """Multiply every used row, and return all slots whose product may be among the `k` best, or near the last."""
     # Two products of vectors of about length 1 err by 2^-24 for each dimension at most (Higham, "Accuracy and
     # stability of numerical algorithms", 3.1), doubled for "about".
     margin = 2 * STEP + 4 * queries.shape[1] * 2.0**-24
@@ -158,16 +154,13 @@ def _cosines(query: Floats, vectors: Halves, rows: Integers) -> NDArray[np.float
 
 def write_graph(path: Path, vectors: Halves, used: Integers, before: tuple[Path, Integers] | None = None) -> None:
     """Write an HNSW graph over the used rows, in half precision, for the inner product. It extends the one `before`,
-    over these rows, if all of them come first. One thread and fixed seeds make equal bytes. Raises MissingExtra;
-    CorpusError: a file cannot be read or written."""
+    over these rows, if all of them come first. Equal rows make equal bytes. Raises MissingExtra; CorpusError."""
     faiss = _faiss()
-    threads, dimensions, at_work = faiss.omp_get_max_threads(), vectors.shape[1], f"write {path}"
+    threads, dimensions = faiss.omp_get_max_threads(), vectors.shape[1]
     faiss.omp_set_num_threads(1)
     try:
         if before and np.array_equal(used[: len(before[1])], before[1]):
-            at_work = f"read {before[0]}"
             graph = faiss.read_index(str(before[0]))
-            at_work = f"write {path}"
         else:
             half, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
             graph = faiss.IndexHNSWSQ(dimensions, half, HNSW_LINKS, metric)
@@ -175,15 +168,14 @@ def write_graph(path: Path, vectors: Halves, used: Integers, before: tuple[Path,
             graph.train(np.zeros((1, dimensions), dtype=np.float32))
         _add(graph, vectors, used[graph.ntotal :])
         faiss.write_index(graph, str(path))
-    except RuntimeError as error:
-        raise CorpusError(f"cannot {at_work}: {error}") from error
+    except RuntimeError as error:  # which names the file
+        raise CorpusError(f"cannot write {path}: {error}") from error
     finally:
         faiss.omp_set_num_threads(threads)
 
 
 def open_graph(path: Path, size: int) -> Find:
-    """Map what `write_graph` wrote. Raises MissingExtra; CorpusError: it is missing, damaged, or not over `size`
-    rows."""
+    """Map what `write_graph` wrote. Raises MissingExtra; CorpusError: it is damaged, or not over `size` rows."""
     faiss = _faiss()
     try:
         graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -192,22 +184,19 @@ def open_graph(path: Path, size: int) -> Find:
     if graph.ntotal != size:
         had = f"the approximate index has {graph.ntotal} vectors, and the corpus {size}"
         raise CorpusError(f"{had}; build the index again")
-    return partial(_search_graph, faiss, graph)
 
+    def find(queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+        found: list[Integers] = []
+        for query, k, gone in zip(queries, ks, dead, strict=True):  # one at a time: none depends on the batch
+            count = min(2 * k + SPARE, graph.ntotal)
+            chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(gone.astype(np.int64)))} if len(gone) else {}
+            # The walk passes excluded rows, often the nearest.
+            parameters = faiss.SearchParametersHNSW(efSearch=max(HNSW_SEARCH, count) + len(gone), **chosen)
+            slots: NDArray[np.int64] = graph.search(query[None], count, params=parameters)[1][0]
+            found.append(slots[slots >= 0])
+        return found
 
-def _search_graph(
-    faiss: Any, graph: Any, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]
-) -> list[Integers]:
-    """Search for one query at a time, so that no result depends on the batch."""
-    found: list[Integers] = []
-    for query, k, gone in zip(queries, ks, dead, strict=True):
-        count = min(2 * k + SPARE, graph.ntotal)
-        chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(gone.astype(np.int64)))} if len(gone) else {}
-        # The walk passes excluded rows, often the nearest.
-        parameters = faiss.SearchParametersHNSW(efSearch=max(HNSW_SEARCH, count) + len(gone), **chosen)
-        slots: NDArray[np.int64] = graph.search(query[None], count, params=parameters)[1][0]
-        found.append(slots[slots >= 0])
-    return found
+    return find
 
 
 def open_gpu(vectors: Halves, rows: Integers) -> Find | None:

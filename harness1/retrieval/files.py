@@ -45,8 +45,7 @@ open file, and a process may have only a few."""
 
 
 class DamagedFile(CorpusError, ValueError):
-    """A file whose bytes are not those that were written: the user's error when an index is opened or changed, and a
-    fault in a search, like any other `ValueError`."""
+    """A file with other bytes than were written: the user's error, but in a search a fault, as any `ValueError`."""
 
 
 class Sums(Record):
@@ -251,8 +250,7 @@ def _reporting(out: Path) -> Iterator[None]:
 @contextmanager
 def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Keep all other builds out of a folder, which is made if needed, until the context ends. `on_wait` is called
-    before waiting for another build; None: do not wait. Raises CorpusError: the folder cannot be written;
-    UsageError."""
+    before waiting for another build; None: do not wait. Raises CorpusError; UsageError."""
     with _reporting(out):
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("w")
@@ -264,8 +262,7 @@ def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[N
 @contextmanager
 def new_generation(out: Path, alone: bool = False) -> Iterator[Path]:
     """Yield an empty folder for the next generation, which becomes current when the context ends without an error.
-    `alone`: the caller keeps other builds out (`building`). Raises CorpusError: the folder cannot be written;
-    UsageError."""
+    `alone`: the caller keeps other builds out (`building`). Raises CorpusError; UsageError."""
     with nullcontext() if alone else building(out), _reporting(out):
         number = _current_number(out) + 1
         for left in (*out.glob(".build-*"), out / _name(number)):  # by interrupted builds
@@ -320,8 +317,7 @@ def store_of(embedder: str) -> str:
 
 
 def read_checksums(generation: Path) -> dict[str, Sums]:
-    """Return the checksums of a generation, by paths in it and, for embeddings, in the index; none if it has none.
-    Raises DamagedFile: they are damaged themselves; OSError."""
+    """Return checksums by paths in a generation, or of embeddings in the index. Raises DamagedFile; OSError."""
     path = generation / CHECKSUMS
     if not path.exists():
         return {}
@@ -343,8 +339,7 @@ def write_checksums(generation: Path, known: Mapping[str, Sums]) -> None:
 
 
 def check_index(path: Path) -> IndexCheck:
-    """Read all of the current generation, and return what is not as it was written. Raises CorpusError: the folder is
-    no index, or has no checksums, or they are damaged."""
+    """Read the current generation, and return what is not as it was written. Raises CorpusError: no checksums."""
     generation = current_generation(path)
     sums = read_checksums(generation)
     if not sums:

@@ -42,7 +42,7 @@ from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, ConfigError, CorpusError, SchemaError
 from harness1.plain import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.bm25 import BM25, K1, NONE, B, Postings, PostingsWriter
+from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
 from harness1.retrieval.corpus import ANALYSER, Analyser, Document, join_text
 from harness1.retrieval.files import (
     MANIFEST,
@@ -226,8 +226,7 @@ class Segment:
         return len(self.contents)
 
     def rows(self) -> NDArray[np.int32]:
-        """Return the row of each chunk's embedding in the store of the index, -1 where the chunk was deleted. Raises
-        DamagedFile; OSError: the index has no embeddings."""
+        """Return the row of each chunk's embedding, -1 if deleted. Raises DamagedFile; OSError: there are none."""
         rows: NDArray[np.int32] = np.array(self._files.load(ROWS))
         if rows.shape != (len(self),):
             raise DamagedFile(f"{ROWS} is damaged: it has {len(rows)} rows for {len(self)} chunks")
@@ -270,8 +269,7 @@ class Segment:
 
 def open_index(path: Path) -> EmbeddedIndex:
     """Open the current generation of an index folder; its data is mapped, and read when first needed. Raises
-    CorpusError: the folder is not an index, or is damaged; SchemaError: it was built by a newer version of the
-    package."""
+    CorpusError: the folder is not an index, or is damaged; SchemaError: a newer version built it."""
     while True:
         generation = current_generation(path)
         try:
@@ -286,8 +284,7 @@ def open_index(path: Path) -> EmbeddedIndex:
 
 
 def read_manifest(files: Files, path: Path) -> Manifest:
-    """Read `index.json` of a generation; `path` is the index as the user named it. Raises CorpusError: it is damaged,
-    or of an earlier format; SchemaError: of a newer one."""
+    """Read `index.json` of the index at `path`. Raises CorpusError: damaged, or older; SchemaError: newer."""
     try:
         manifest = read_description((files.folder / MANIFEST).read_bytes(), Manifest, FORMAT, str(path))
         _ = files.file(MANIFEST).bytes  # verified last, because a newer version may write other checksums
@@ -313,8 +310,7 @@ def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
 
 
 class EmbeddedIndex:
-    """One generation, with its chunks by position in corpus order and the means to search them. Made by
-    `open_index`."""
+    """One generation, with its chunks by position in corpus order, and its search. Made by `open_index`."""
 
     def __init__(self, path: Path, files: Files, manifest: Manifest) -> None:
         self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
@@ -326,8 +322,7 @@ class EmbeddedIndex:
             raise DamagedFile(f"ranks.npy is damaged: it has {len(self.ranks)} ranks for {len(self)} chunks")
         length = sum(entry.live.length for entry in manifest.segments)
         postings = [segment.postings for segment in self.segments]
-        analyser = Analyser(self.info.language)
-        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, K1, B, analyser)
+        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, Analyser(self.info.language))
         self._places: dict[ChunkId, int] = {}
         """Later searches often exclude what earlier ones found."""
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)
@@ -339,8 +334,7 @@ class EmbeddedIndex:
 
     @cached_property
     def dense(self) -> DenseIndex | None:
-        """Search by embeddings, if the index has them; they are read and verified. Raises CorpusError, OSError:
-        damaged."""
+        """Search by embeddings, if the index has them. Raises CorpusError, OSError: damaged."""
         if self.vectors is None:
             return None
         from harness1.retrieval.dense import DenseIndex, find_used_rows, open_gpu, open_graph
@@ -358,9 +352,6 @@ class EmbeddedIndex:
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Return the positions of chunks, in the order asked; ids that the corpus lacks are left out."""
         wanted = list(chunk_ids)
-        places = [place for place in map(self._places.get, wanted) if place is not None]
-        if len(places) == len(wanted):
-            return places
         known = {chunk_id: self._places.get(chunk_id) for chunk_id in wanted}
         unknown = [chunk_id for chunk_id, place in known.items() if place is None]
         for segment, first in zip(self.segments, self.firsts, strict=False):

@@ -25,11 +25,9 @@ BLOCK = 1 << 15
 TEETH = 64
 """Chunks in a comb, a set of evenly spaced chunks of a block: one comparison with the border covers them all."""
 BUCKET_BITS = 16
-"""log2 of the number of buckets. Trigrams that share a bucket share a list; few of the 30,000 trigrams of English
-do."""
+"""log2 of the number of buckets. Trigrams of a bucket share a list; few of the 30,000 trigrams of English do."""
 SPREAD = 0x9E3779B1
-"""The golden ratio times 2 ** 32, odd: multiplying by it moves all bits of a trigram into the highest bits (Knuth, The
-Art of Computer Programming 3, 6.4)."""
+"""The golden ratio times 2 ** 32, odd, moves all bits of a trigram into the highest (Knuth, TAOCP 3, 6.4)."""
 HALF = np.int32(-0x7000_2000)
 """Sign, exponent and fraction of a half moved to the top of 32 bits (sign extended, shifted by 13)."""
 SCALE = np.float32(2.0**112)
@@ -68,8 +66,7 @@ def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[In
 
 @njit(cache=True, nogil=True)
 def invert(terms: Ints, codes: Words, distinct: Ints, first: int, vocabulary: int) -> tuple[Longs, Words, Words]:
-    """Turn terms by chunk into postings by term: starts [vocabulary + 1], chunks (from `first` on, ascending),
-    codes."""
+    """Turn terms by chunk into postings by term: starts [vocabulary + 1], chunks from `first` on, codes."""
     starts = np.zeros(vocabulary + 1, np.int64)
     for term in terms:
         starts[term + 1] += 1
@@ -293,8 +290,7 @@ def _fold(text: Bytes, start: int, stop: int, folded: Bytes) -> Any:
 
 @njit(cache=True, nogil=True)
 def widen(halves: NDArray[np.int16], out: Floats) -> None:
-    """Convert the bits of half precision numbers, [n, d], to single precision, exactly, four times faster than
-    numpy."""
+    """Convert the bits of half precision numbers, [n, d], to single precision, four times as fast as numpy."""
     for row in range(halves.shape[0]):
         for column in range(halves.shape[1]):
             bits = (np.int32(halves[row, column]) << np.int32(13)) & HALF

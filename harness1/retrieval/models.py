@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 HASHED = "hash:"
 QUERY_ROWS = 4
-"""Rows of every pass over queries: with MiniLM on one core, 1 would be slowest for a batch, and 8 slower for a single
-query."""
+"""Rows of every pass over queries: with MiniLM on one core, 1 is slowest for a batch, and 8 slower for one query."""
 SHORTEST = 16
 """Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
 CACHED_QUERIES = 4096
@@ -65,8 +64,7 @@ Progress = Callable[[int, int], None]
 
 
 def divide_alike(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield for passes of texts of equal padded length: the length, the places of the texts, and these places filled up
-    to `rows`."""
+    """Yield passes of equal padded length: it, the places of the texts, and these filled up to `rows`."""
     members: dict[int, list[int]] = defaultdict(list)
     for at, length in enumerate(lengths):
         members[length].append(at)
@@ -78,8 +76,7 @@ def divide_alike(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, list[
 
 @contextmanager
 def loading(folder: Path, kind: str, machine: config.Machine) -> Iterator[None]:
-    """Load a model within this context quietly, on a set number of threads. Raises UsageError: the folder is not such a
-    model, or torch lacks the device; MissingExtra."""
+    """Load a model within this context. Raises UsageError: it is none, or torch lacks the device; MissingExtra."""
     with optional("dense", "sentence-transformers"):
         import torch
 
@@ -105,18 +102,14 @@ class Embedder(Protocol):
     dimensions: int
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one row for each text; others of the call may change its last digits. Raises ModelError: it is not
-        finite."""
-        ...
+        """Return one row for each text; others may change its last digits. Raises ModelError: it is not finite."""
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return one row for each text, independent of the others. Raises what `embed_documents` does."""
-        ...
 
 
 def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
-    """Open the embedder that `settings.model` names, from `machine.embedder` if that is set. Raises UsageError: it does
-    not exist or load, or torch has no such device; MissingExtra."""
+    """Open the embedder of `settings.model`, or of `machine.embedder` if set. Raises UsageError; MissingExtra."""
     if settings.model.startswith(HASHED):
         size = settings.model.removeprefix(HASHED)
         if not size.isdecimal() or int(size) < 1:
@@ -134,8 +127,7 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
 
 
 def open_queries(settings: config.Dense, machine: config.Machine, built_by: str, name: str) -> CachedQueries:
-    """Open the embedder, by its hash, that built the index of a name. Raises what `open_embedder` does, and
-    CorpusError: it is another one."""
+    """Open the embedder that built an index. Raises what `open_embedder` does, and CorpusError: it is another one."""
     embedder = open_embedder(settings, machine)
     if embedder.hash != built_by:
         raise CorpusError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
@@ -144,8 +136,7 @@ def open_queries(settings: config.Dense, machine: config.Machine, built_by: str,
 
 class HashEmbedder:
     """Hashes terms to dimensions and signs, weighed by the square root of their counts (Weinberger et al., "Feature
-    hashing for large scale multitask learning", ICML 2009). It finds only shared words: for machines without a
-    model."""
+    hashing for large scale multitask learning", ICML 2009). For machines without a model."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
@@ -166,8 +157,7 @@ class HashEmbedder:
 
 
 class EncodingEmbedder:
-    """A model of sentence-transformers of any kind, such as static embeddings, on its device; queries are encoded one
-    by one. `identity` names the model's files."""
+    """A model of sentence-transformers of any kind; queries are encoded one by one. `identity` names its files."""
 
     def __init__(
         self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
@@ -191,8 +181,7 @@ class EncodingEmbedder:
 
 
 class TransformerEmbedder(EncodingEmbedder):
-    """A model whose first module is a transformer, which reads the first `max_seq_length` tokens; one pass at a
-    time."""
+    """A model whose first module is a transformer that reads `max_seq_length` tokens; one pass at a time."""
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts of similar length in one pass, so that little is padded."""
@@ -275,8 +264,7 @@ class CachedQueries:
 
 
 def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
-    """Scale rows to length 1, each by itself; rows of zeros stay. Raises ModelError: a row has no finite length, so
-    that a search would seem to find nothing."""
+    """Scale rows to length 1; rows of zeros stay. Raises ModelError: a row that is not finite would find nothing."""
     lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
     if not np.isfinite(lengths).all():
         raise ModelError(f"the embedding model {model} gives vectors that are not finite")
@@ -421,8 +409,7 @@ class TransformerScorer:
 
 
 def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
-    """Return the labels of support and, if there is one, of contradiction, and whether the model reads the text
-    first."""
+    """Return the labels of support and, if any, of contradiction, and whether the model reads the text first."""
     count = model.num_labels
     if count == 1:
         return 0, None, False

@@ -92,8 +92,7 @@ def is_exclusive(spec: str) -> bool:
 
 
 def split_engine(spec: str) -> tuple[str | None, str]:
-    """Return the prefix of an engine and what follows it; None and the spec for a folder. One's own `FILE.py:NAME` is
-    all prefix."""
+    """Return an engine's prefix and the rest; None and the spec for a folder. `FILE.py:NAME` is all prefix."""
     if is_own(spec):
         return spec, ""
     prefix, colon, rest = spec.partition(":")

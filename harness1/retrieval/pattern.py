@@ -70,8 +70,7 @@ ANYTHING = All(())
 
 
 class Part(NamedTuple):
-    """A stretch of a match: one of a few strings, exact or in any case, or a text that satisfies a query. `choices`
-    counts the places where a match can go on in several ways."""
+    """A stretch of a match: a few strings, or a query; and the places where it can go on in several ways."""
 
     strings: frozenset[str] | None = None
     query: Query = ANYTHING
@@ -83,8 +82,7 @@ class Analysis(NamedTuple):
     """Facts about a pattern, found without running it: the `query` that a matching text satisfies; `free`, the places
     up to the first literal of 3 bytes where a match can go on in several ways, so that an automaton has up to 2 ** free
     states; `held`, those after it, times the forms of the literal; `needle`, a pattern of the longest literal or a few
-    alternatives, which matches wherever the whole one does (equal to it: nothing is left to check; None: no literal has
-    3 bytes)."""
+    alternatives, which matches wherever the whole one does (equal to it: all; None: none of 3 bytes)."""
 
     query: Query
     free: int
@@ -125,8 +123,7 @@ def find_literal(pattern: str) -> str:
 
 
 def fold(text: str) -> bytes:
-    """Return UTF-8 without the distinctions that `(?i)` ignores around ASCII: A to Z, U+212A KELVIN SIGN, U+017F LONG
-    S."""
+    """Return UTF-8 without what `(?i)` ignores around ASCII: case, U+212A KELVIN SIGN, U+017F LONG S."""
     return text.replace("\u212a", "k").replace("\u017f", "s").encode().lower()
 
 
@@ -138,8 +135,7 @@ def trigrams(text: str) -> Query:
 
 
 def parse(pattern: str) -> list[Part]:
-    """Return the stretches that make up a match of a valid RE2 pattern. Raises NotUnderstood: a rare escape, or deep
-    nesting."""
+    """Return the stretches of a match of a valid RE2 pattern. Raises NotUnderstood: a rare escape, or deep nesting."""
     parser = _Parser(pattern)
     parts = _join(parser.either())
     if parser.kind:

@@ -35,8 +35,7 @@ class Scored(Record):
 
 
 class SearchResult(Record):
-    """The chunks that one query found, best first, in the total order: by score rounded to 1e-4 of the top, then by
-    id."""
+    """The chunks that a query found, best first, in the total order: by score rounded to 1e-4 of the top, then id."""
 
     hits: tuple[Scored, ...] = ()
     pre_rerank_ids: tuple[ChunkId, ...] = ()
@@ -79,19 +78,15 @@ class Retriever(Protocol):
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer each request in order; a failing request does not fail the others."""
-        ...
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
         """Return the first `limit` chunks, in corpus order, whose text matches an RE2 pattern."""
-        ...
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         """Return all chunks of a document in order; none if the corpus lacks it."""
-        ...
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         """Return the named chunks, in the order asked; ids that the corpus lacks are left out."""
-        ...
 
 
 Mode = Literal["bm25", "dense", "hybrid"]
@@ -113,8 +108,7 @@ STEP = 1e-4
 
 
 def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
-    """Return the places of the best `k` scores of chunks, or of all, in the total order; `ranks` are the places of
-    their ids among all ids in lexicographic order."""
+    """Return the places of the best `k` scores in the total order; `ranks` are the places of their ids in order."""
     top = float(scores.max(initial=-np.inf))
     levels: NDArray[np.float64] = np.rint(scores.astype(np.float64) / ((abs(top) or 1.0) * STEP))
     order: NDArray[np.intp] = np.lexsort((ranks, -levels))

@@ -140,8 +140,7 @@ class EmbeddedRetriever:
         return tuple(chunks)
 
     def _answer(self, batch: Sequence[Timed]) -> list[Found]:
-        """Answer a batch. If it fails as a whole, answer each request on its own, so that one cannot fail the
-        others."""
+        """Answer a batch; if it fails, each request on its own, so that one cannot fail the others."""
         now = time.monotonic()
         open_places = [place for place, (_, end) in enumerate(batch) if end >= now]
         answers: list[Found] = [RetrievalFault("deadline")] * len(batch)

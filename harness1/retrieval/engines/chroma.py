@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -50,8 +51,7 @@ def chroma_errors() -> tuple[type[Exception], ...]:
 
 
 def connect(where: Address, timeout: float) -> ClientAPI:
-    """Return a thread-safe client whose calls wait at most `timeout` seconds for each part of an answer. Raises
-    MissingExtra; InfrastructureFault: no Chroma server answers."""
+    """Return a thread-safe client whose calls wait `timeout` seconds. Raises MissingExtra; InfrastructureFault."""
     with reporting(where, chroma_errors()):
         import chromadb
         import httpx
@@ -79,32 +79,22 @@ def connect(where: Address, timeout: float) -> ClientAPI:
 
 def find_index(client: ClientAPI, where: Address) -> Collection | None:
     """Return the collection with the name, or else a finished one that was not renamed yet."""
-    if (named := _find(client, where.collection)) is not None:
-        return named
-    left = _find(client, where.collection + UNFINISHED)
-    return left if left is not None and INDEX in (left.metadata or {}) else None
+    with _if_there():
+        return client.get_collection(where.collection, embedding_function=None)
+    with _if_there():
+        left = client.get_collection(where.collection + UNFINISHED, embedding_function=None)
+        return left if INDEX in (left.metadata or {}) else None
+    return None
 
 
-def _find(client: ClientAPI, name: str) -> Collection | None:
+@contextmanager
+def _if_there() -> Iterator[None]:
+    """Do nothing about a collection that does not exist."""
     try:
-        return client.get_collection(name, embedding_function=None)
+        yield
     except chroma_errors() as error:
-        if _is_missing(error):
-            return None
-        raise
-
-
-def _drop(client: ClientAPI, name: str) -> None:
-    try:
-        client.delete_collection(name)
-    except chroma_errors() as error:
-        if not _is_missing(error):
+        if getattr(getattr(error, "response", None), "status_code", None) != NOT_FOUND:
             raise
-
-
-def _is_missing(error: Exception) -> bool:
-    """Return True if the error says that a collection does not exist."""
-    return getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND
 
 
 def to_stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
@@ -126,8 +116,7 @@ def chunk_of(document: str, metadata: Mapping[str, Any]) -> Chunk:
 
 def open_chroma(url: str, config: config.Config) -> Retriever:
     """Open the index at `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: Chroma lacks the
-    ranking; CorpusError: there is no finished index, or it lacks chunks; SchemaError: a newer version built it;
-    InfrastructureFault: the server failed; MissingExtra."""
+    ranking; CorpusError: there is no whole index; SchemaError; InfrastructureFault; MissingExtra."""
     where, retrieval = parse_address("chroma", url), config.env.retrieval
     if retrieval.mode in ("bm25", "hybrid"):
         raise ConfigError(f"chroma has no BM25: set env.retrieval.mode to auto or dense, not {retrieval.mode}")
@@ -186,8 +175,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
     """Build an index of a corpus at `http://HOST:PORT`, with or without `#COLLECTION`, replacing an earlier one, which
     answers until the end. An interrupted build leaves a collection of another name, which the next one removes, or
     keeps if it is finished. Raises ConfigError: the settings name no model, or another search than HNSW; CorpusError:
-    no documents, ids that are not unique, or a foreign collection; InfrastructureFault: the server failed;
-    MissingExtra."""
+    no documents, repeated ids, or a foreign collection; InfrastructureFault; MissingExtra."""
     where = parse_address("chroma", url)
     if not settings.dense.model:
         raise ConfigError("chroma has no BM25 and needs embeddings: set index.dense.model")
@@ -202,8 +190,8 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         fresh = where.collection + UNFINISHED
         if earlier is not None and earlier.name == fresh:
             earlier.modify(name=where.collection)
-        else:
-            _drop(client, fresh)
+        with _if_there():  # what an interrupted build left, unless it was finished
+            client.delete_collection(fresh)
         graph: Any = {"space": "cosine", "max_neighbors": HNSW_LINKS, "ef_search": HNSW_SEARCH}
         graph = {"hnsw": graph | {"ef_construction": HNSW_BUILD}}
         collection = client.create_collection(fresh, configuration=graph, embedding_function=None)
@@ -219,6 +207,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         index = stream.finish("chroma", embedder.hash)
         # From here on it is an index, even if a later step fails.
         collection.modify(metadata={INDEX: msgspec.json.encode(index).decode()})
-        _drop(client, where.collection)
+        with _if_there():
+            client.delete_collection(where.collection)
         collection.modify(name=where.collection)
     return index.info

@@ -98,8 +98,7 @@ class EngineIndex(Record):
 
     @classmethod
     def read(cls, text: object, name: str) -> EngineIndex:
-        """Read the description that an engine stored as JSON. Raises CorpusError: it is none, or one of an older
-        format; SchemaError: it has a newer one."""
+        """Read the description that an engine stored. Raises CorpusError: it is none, or older; SchemaError: newer."""
         try:
             return read_description(str(text), cls, FORMAT, name)
         except MALFORMED as error:
@@ -149,8 +148,7 @@ class ChunkStream:
 
 
 class SearchEngine(Protocol):
-    """Blocking calls that take at most `timeout` seconds and fail with one of `errors` or TimeoutError; texts are valid
-    Unicode."""
+    """Blocking calls of at most `timeout` seconds that fail with `errors` or TimeoutError; texts are valid Unicode."""
 
     name: str
     info: IndexInfo
@@ -158,25 +156,19 @@ class SearchEngine(Protocol):
 
     def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
         """Return up to `k` best chunks, without those in `exclude`."""
-        ...
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
-        """Return the chunks at positions `start` to before `stop`, in order; those without `literal` may be left
-        out."""
-        ...
+        """Return the chunks from `start` to before `stop`, in order; those without `literal` may be left out."""
 
     def document(self, doc_id: str, timeout: float) -> list[Chunk]:
         """Return all chunks of a document, in any order."""
-        ...
 
     def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
         """Return the named chunks that exist, in any order."""
-        ...
 
 
 class EngineRetriever:
-    """A `Retriever` over an engine, usable from any event loop, with at most `machine.concurrency` calls in flight.
-    Messages do not repeat `secrets`."""
+    """A `Retriever` over an engine, for any event loop, with at most `machine.concurrency` calls in flight."""
 
     def __init__(self, engine: SearchEngine, machine: Machine, secrets: Sequence[str] = ()) -> None:
         self._engine, self._run, self._secrets = engine, machine, secrets

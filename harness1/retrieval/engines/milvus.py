@@ -107,9 +107,8 @@ def join_terms(text: str, analyser: Analyser) -> str:
 
 def open_milvus(uri: str, config: config.Config) -> Retriever:
     """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: the index
-    or Milvus lacks the ranking; CorpusError: there is no finished index, or it lacks chunks; SchemaError: a newer
-    version built it; InfrastructureFault: Milvus failed; UsageError: the file is open in another process;
-    MissingExtra."""
+    or Milvus lacks the ranking; CorpusError: there is no finished index, or it lacks chunks; UsageError: the file is
+    open in another process; SchemaError; InfrastructureFault; MissingExtra."""
     where, timeout = parse_address("milvus", uri), config.machine.call_deadline_s
     if where.uri.endswith(".db") and not Path(where.uri).exists():
         raise CorpusError(f"{where.uri} does not exist")
@@ -207,7 +206,15 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     client = connect(where, machine.call_deadline_s)
     try:
         with reporting(where, milvus_errors()):
-            earlier = _earlier(client, where)
+            aliases, names = client.list_aliases()["aliases"], client.list_collections()
+            earlier = None
+            if where.collection in aliases:
+                earlier = str(client.describe_alias(where.collection)["collection_name"])
+            if where.collection in names:
+                raise UsageError(f"{where}: this collection was not made by harness1 index: choose another name")
+            for name in names:  # of unfinished builds
+                if re.fullmatch(f"{re.escape(where.collection)}__[0-9a-f]{{12}}", name) and name != earlier:
+                    client.drop_collection(name)
             fresh, stream = f"{where.collection}__{uuid4().hex[:12]}", ChunkStream(documents, settings)
             client.create_collection(fresh, schema=_schema(embedder))
             batches = stream.batches(BATCH)
@@ -240,19 +247,6 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     finally:
         client.close()
     return index.info
-
-
-def _earlier(client: MilvusClient, where: Address) -> str | None:
-    """Drop the collections of unfinished builds, and return the present index, if any."""
-    aliases = client.list_aliases()["aliases"]
-    current = client.describe_alias(where.collection)["collection_name"] if where.collection in aliases else None
-    names = client.list_collections()
-    if where.collection in names:
-        raise UsageError(f"{where}: this collection was not made by harness1 index: choose another name")
-    for name in names:
-        if re.fullmatch(f"{re.escape(where.collection)}__[0-9a-f]{{12}}", name) and name != current:
-            client.drop_collection(name)
-    return current
 
 
 def _schema(embedder: Embedder | None) -> CollectionSchema:

@@ -281,8 +281,7 @@ class RemoteRetriever:
 
 def open_http(url: str, config: Config) -> Retriever:
     """Open the retriever at a URL: one of ours if it has `/info`, else one with Search-R1's `/retrieve`. Raises
-    InfrastructureFault: the server cannot be reached, or fails; ConfigError: it ranks with other settings or lacks a
-    feature, or the URL contains a password; MissingExtra."""
+    InfrastructureFault; ConfigError: it ranks with other settings, or the URL has a password."""
     if url != (shown := without_password(url)):
         raise ConfigError(f"{shown}: leave out user name, password and parameters, which a retriever cannot be sent")
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
@@ -304,8 +303,7 @@ def open_http(url: str, config: Config) -> Retriever:
 
 
 async def ask_about(base: str, machine: Machine) -> About | None:
-    """Return a server's `/info`; None if it has no such page, or one that is not JSON. Raises InfrastructureFault: it
-    fails `machine.attempts` times, or describes something else."""
+    """Return a server's `/info`, None if it has none. Raises InfrastructureFault: it describes something else."""
     client = HttpClient(base, bearer(machine.token_file))
 
     async def once() -> msgspec.Raw | None:

@@ -96,8 +96,7 @@ _LOCAL = frozenset({
 
 def page_url(text: str) -> str | None:
     """Return the normalised form of an address in ASCII: scheme and host in lower case, without default port, fragment
-    and parameters `utm_*`. None for what is not a web address, or where programs differ: user names, invalid hosts, dot
-    segments."""
+    and parameters `utm_*`. None for other addresses, or where programs differ: user names, dot segments."""
     try:
         parts = urlsplit(text.strip())
         host = (parts.hostname or "").rstrip(".").encode("idna").decode().lower()
@@ -127,8 +126,7 @@ def may_read(url: str, hosts: Sequence[str]) -> bool:
 
 class WebRequest(Record):
     """A web request without keys; equal requests have the same answer. `search`: a query and the number of results.
-    `page`: an address and the maximum bytes. `snippet`: an address; the answer is the page as a search first showed
-    it."""
+    `page`: an address and the maximum bytes. `snippet`: an address, as a search first showed it."""
 
     kind: Literal["search", "page", "snippet"]
     endpoint: str
@@ -238,8 +236,7 @@ def _check_endpoint(kind: str, url: str, key: str) -> None:
 
 
 class WebRetriever:
-    """A `Retriever` over a search API and a page reader. Requests are answered from the cache, else by the endpoints;
-    simultaneous equal requests are sent once."""
+    """A `Retriever` over a search API, a page reader and a cache; simultaneous equal requests are sent once."""
 
     def __init__(self, cache: PageCache, config: Config, resolve: Resolve) -> None:
         self._web, self._chunk_tokens = config.machine.web, config.index.chunk_tokens
