@@ -74,8 +74,7 @@ class DrivenEpisode:
         return await self._next()
 
     async def act(self, decision: Decision | ToolCall) -> Context | None:
-        """Carry out a decision, and return the next context, None if the episode is over; raise UsageError if no
-        decision is awaited: the episode has not begun, is over, or is at work on the last one."""
+        """Carry out a decision; return the next context, if any. Raise UsageError if none is awaited."""
         if self.context is None:
             raise UsageError("the episode is over" if self.episode else "the episode awaits no decision now")
         self.context = None

@@ -82,8 +82,7 @@ class SearchGym(gymnasium.Env[str, str]):
         return _text(context), self._info(self._driven, context)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out a call, `{"name": ..., "arguments": {...}}`; raise UsageError if no episode is under way, and
-        InfrastructureFault if the index failed, or took too long: the episode has no reward."""
+        """Carry out a call in JSON. Raise UsageError without an episode, InfrastructureFault if the index failed."""
         if self._driven is None or self._driven.context is None:
             raise UsageError("no episode is under way: call reset first")
         try:

@@ -1,5 +1,4 @@
-"""The environment for OpenEnv: sessions of a server, each with an episode of its own, over the tasks of a dataset; and
-sessions for its trainers, whose episodes a policy of ours plays."""
+"""The environment for OpenEnv: sessions of a server, each with an episode, and sessions for its trainers."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ class SearchEnvironment(Environment):
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **asked: Any
     ) -> SearchObservation:
-        """Begin an episode: of the task `index` of `split`, of the one with `task_id`, or of any `query`; raise
-        UsageError if there is no such task, and InfrastructureFault if the episode could not begin."""
+        """Begin an episode of `index` in `split`, a `task_id` or a `query`; raise UsageError or InfrastructureFault."""
         if self._driven is not None:
             await self._driven.close()
         task = self._task(asked, seed or 0)
@@ -173,8 +171,7 @@ def openenv_app(
 def serve_openenv(
     app: Any, check: Callable[[Any], None], host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Serve the application until SIGTERM or Ctrl-C, as `harness1.serve.server.serve` does; `check`, an `Access.check`,
-    raises Refused for requests and sockets that are not admitted."""
+    """Serve until SIGTERM or Ctrl-C; `check`, an `Access.check`, raises Refused for what is not admitted."""
     import uvicorn
 
     from harness1.serve.server import SHUTDOWN_S, SignalFree, listening, run_until_ended, running

@@ -56,8 +56,7 @@ class InferenceClient(Protocol):
 
 
 class SkyRLBackend:
-    """A `Backend` over SkyRL's client for one trajectory, `session`, whose calls go to the same engine; the engines
-    call the policy `model`: the name of an adapter, or None."""
+    """A `Backend` over SkyRL's client for one trajectory, `session`; `model` is the name of an adapter, or None."""
 
     def __init__(self, client: InferenceClient, name: str, model: str | None = None, session: str = "") -> None:
         self._client, self._model, self._session = client, model, session
@@ -122,8 +121,7 @@ COLUMNS = (
     *("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs"),
     *("trajectory_ids", "is_last_step"),
 )
-"""What SkyRL takes of each model call. The reward of an episode is on the last token of its last step, and 0 elsewhere;
-log probabilities are natural, as recorded when sampling."""
+"""What SkyRL takes of each model call; the reward is on the last token of the last step."""
 
 
 def trajectory_of(episode: Episode) -> TrajectoryId:
@@ -144,11 +142,9 @@ def is_fit(episode: Episode, *, validates: bool) -> bool:
 
 
 def generator_output(episodes: Sequence[Episode], *, validates: bool = False) -> dict[str, Any]:
-    """Return the steps of episodes as SkyRL's `GeneratorOutput`, by column; those of a trajectory are adjacent and in
-    order. An instance with an unfit episode stays, because mini-batches count prompts: each of its trajectories becomes
-    a placeholder without a trained token, as in SkyRL's Harbor generator. Raises ValueError: the trainer would refuse
-    or misread the batch: an instance is alone in training, its trajectories are not adjacent, or a step lacks tokens or
-    finite numbers; SchemaError: a segment of a prompt is missing in its episode."""
+    """Return the steps of episodes as SkyRL's `GeneratorOutput`, by column. An instance with an unfit episode stays,
+    because mini-batches count prompts: each of its trajectories becomes a placeholder without a trained token. Raises
+    ValueError: the trainer would refuse or misread the batch; SchemaError: a segment of a prompt is missing."""
     names = list(map(trajectory_of, episodes))
     groups = [(name, list(each)) for name, each in groupby(episodes, lambda each: trajectory_of(each).instance_id)]
     _demand(len(set(names)) == len(names), "two trajectories have the same name")
@@ -338,8 +334,7 @@ def settings(config: Config) -> list[str]:
 
 
 def experiment(config: Config, inputs: TrainingInputs) -> type:
-    """Return the experiment for SkyRL's entry points, a subclass of its `BasePPOExp` with the tasks of datasets and our
-    generator; raise UsageError if SkyRL is not installed."""
+    """Return the experiment for SkyRL's entry points, with our tasks and generator; UsageError without SkyRL."""
     try:
         from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
         from skyrl.train.entrypoints.main_base import BasePPOExp

@@ -1,5 +1,4 @@
-"""The environment for verifiers 0.4: a taskset of any of our datasets, and a harness that plays our episodes with the
-endpoint that it is given. `harness1_verifiers` exports both, because ids of verifiers cannot be dotted."""
+"""The environment for verifiers 0.4, exported by `harness1_verifiers`, because ids of verifiers cannot be dotted."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ def is_mixture(module: nn.Module) -> bool:
 
 
 def factor_shapes(layer: Any, rank: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the shapes of A and B of each adapter that a layer can have: one of a linear layer, two of experts. As in
-    peft, the A of experts is [experts * rank, in], ordered by expert, and B [out, rank * experts], ordered by rank."""
+    """Return the shapes of A and B of each adapter of a layer: one if linear, two of experts, ordered as in peft."""
     import torch
 
     if isinstance(layer, torch.nn.Linear):
@@ -52,8 +51,7 @@ def factor_shapes(layer: Any, rank: int) -> list[tuple[tuple[int, int], tuple[in
 
 
 def _adapt(model: PreTrainedModel, name: str, lora: Lora) -> None:
-    """Give a layer adapters of zeros; experts get one for each parameter, each around the one before. `target` names
-    the parameter, and `update()` returns what the adapter adds to that, in float32."""
+    """Give a layer adapters of zeros; those of experts are around each other. `target`: the adapted parameter."""
     layer = around = model.get_submodule(name)
     shapes = factor_shapes(layer, lora.rank)
     if is_mixture(layer):
@@ -114,8 +112,7 @@ def _adapt_parameter(
             self.lora_A, self.lora_B = _factor(down, experts), _factor(up, experts)
 
         def forward(self, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-            """Return the weighted sum of each token's experts, one at a time; indices and weights are [tokens, chosen].
-            Only the outer adapter, that of the second parameter, is called, around that of the first."""
+            """Return the weighted sum of each token's experts; [tokens, chosen]. Only the outer adapter is called."""
             total = torch.zeros_like(hidden)
             for expert, token, place in _route(indices, count):
                 inner = experts._apply_gate(self.base_layer.product(hidden[token], expert))
@@ -311,8 +308,7 @@ def plain_state(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def merge_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
-    """Return the state dictionary of the plain model, with adapters added in float32, then rounded to the type of the
-    weights or to `dtype`; tensors without an adapter share memory with the model."""
+    """Return the plain model's state dictionary, with adapters added in float32, in the weights' type or `dtype`."""
     import torch
 
     merged = plain_state(model)

@@ -60,9 +60,8 @@ class WeightLoader(Protocol):
     """A backend that takes other weights from a folder."""
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Switch to whole weights of the same architecture, or to adapters on the opened base, not merged. Calls in
-        flight end with the old ones. Raise UsageError if the folder holds no such weights, InfrastructureFault if
-        loading failed."""
+        """Switch to whole weights of the same architecture, or to adapters on the opened base. Calls in flight end with
+        the old ones. Raise UsageError if the folder holds no such weights, InfrastructureFault if loading failed."""
 
 
 @runtime_checkable
@@ -95,8 +94,7 @@ class EngineOutput(Record):
 
 
 def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
-    """Validate an output, whose version may be the engine's own. Raise InfrastructureFault unless it has ids and a
-    finite log probability for each, a stop token only where it stopped, and no more tokens than requested."""
+    """Validate an output. Raise InfrastructureFault unless its ids have log probabilities and end as asked."""
     ids, logprobs = tuple(sampled.ids or ()), tuple(sampled.logprobs or ())
     if wrong := _find_fault(ids, logprobs, sampled, sampling):
         raise InfrastructureFault(f"the model's server: {wrong}")
@@ -164,8 +162,7 @@ def process_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = N
 
 
 def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one id for each row, [rows] in int64, by inversion of the cumulative distribution of `logprobs`, [rows,
-    vocabulary]; `uniforms`, [rows], are float64 in [0, 1). A token of probability 0 is never drawn."""
+    """Draw one id for each row of `logprobs`, [rows, vocabulary], by inversion; `uniforms`, [rows], are in [0, 1)."""
     import torch
 
     cumulative = logprobs.double().exp().cumsum(-1)

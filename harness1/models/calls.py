@@ -32,8 +32,7 @@ _COMMAS = re.compile(rf'({_STRING}")|,(?=\s*[}}\]])', re.DOTALL)
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return the first JSON object in a text (spec 2.5: the text itself, else the first balanced object, else
-    repaired). Control characters in strings, backslashes that escape nothing and trailing commas are accepted."""
+    """Return the first JSON object in a text, mended where its meaning is clear (spec 2.5); None if there is none."""
     for candidate in _candidates(text[:LONGEST].strip()):
         try:
             found = json.loads(candidate, strict=False, parse_constant=_refuse)

@@ -69,8 +69,7 @@ def output_head(model: PreTrainedModel) -> Any:
 
 @contextmanager
 def logits_at(model: PreTrainedModel, row: Tensor, column: Tensor) -> Iterator[None]:
-    """Let the model return the logits of the tokens at rows and columns, [tokens] each, alone, [1, tokens, vocabulary].
-    A hook on the head selects them, so that what a model does behind it (caps, scales) is kept."""
+    """Let the model return [1, tokens, vocabulary] logits at rows and columns alone, by a hook on the head's input."""
     handle = output_head(model).register_forward_pre_hook(lambda _, given: (given[0][row, column][None],))
     try:
         yield
@@ -117,8 +116,7 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
 
 
 class MemoryReturns:
-    """Returns memory that glibc keeps after it was freed to the system (malloc_trim(3)), at intervals, because it takes
-    a second for 2 GB. A process that sampled and trained on a processor held 11.0 GB where it used 4.9."""
+    """Returns freed memory that glibc keeps to the system at intervals: a process that used 4.9 GB had held 11.0."""
 
     def __init__(self, interval_s: float = 30.0) -> None:
         self._interval_s, self._last = interval_s, time.monotonic()

@@ -94,8 +94,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
-        """Return the tools and how to call them: the end of the system message if there are tools. The text must
-        begin with a visible character, or its ids would not join with those of the pieces."""
+        """Return the tools and how to call them, the end of the system message; it begins with a visible character."""
 
     @abstractmethod
     def generation_prompt(self) -> str:

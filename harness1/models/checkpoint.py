@@ -22,9 +22,8 @@ SHOWN = 6
 
 
 class Checkpoint(Record, kw_only=True):
-    """The card stored beside the weights of a model that was trained here: its chat format, the hash of that and the
-    tokenizer, the environment, the hashes of the model that training began with and of the data, the settings of the
-    trainer, and metrics on held-out tasks when these weights were written."""
+    """The card beside the weights of a model trained here: its format, tokenizer and environment, the hashes of its
+    base and data, the settings of the trainer, and metrics on held-out tasks."""
 
     format: str
     counter: str

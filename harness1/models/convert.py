@@ -226,8 +226,7 @@ def dequantize(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_tensors(path: Path, tensors: Sequence[TensorInfo], load: Callable[[TensorInfo], Tensor]) -> None:
-    """Write a safetensors file: 8 bytes with the size of the header, little-endian, the header as JSON, then the
-    tensors, of which one is in memory at a time: `load` is called once for each, in order."""
+    """Write a safetensors file: size of the header, header as JSON, tensors, each loaded once, in order."""
     import torch
 
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

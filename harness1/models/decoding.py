@@ -1,5 +1,4 @@
-"""Decoding of many rows at once, one step at a time: rows join and leave between steps, prefixes are computed once.
-There are no threads and no event loop here; `transformers_backend` drives it from one thread."""
+"""Decoding of many rows at once, without threads: rows join and leave between steps, prefixes are computed once."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class DecodingRow:
-    """An unfinished output: its ids (prompt and output), log probabilities, generator and grammar state. `fault` is an
-    error of this row alone: of its grammar, or log probabilities that are not finite."""
+    """An unfinished output: ids, log probabilities, generator, grammar state; `fault` is an error of this row alone."""
 
     def __init__(self, prompt: NDArray[np.int64], sampling: Sampling, grammar: GrammarState | None = None) -> None:
         import torch
@@ -94,8 +92,7 @@ class Decoder:
         return self._most - len(self._rows)
 
     def next_pass(self, prompts: Sequence[NDArray[np.int64]]) -> list[int]:
-        """Return the places of the prompts to `admit` together: the first, and those that fit a pass beside it. A
-        prompt most of whose new part also begins a chosen one waits for a later pass, and copies it."""
+        """Return the places of prompts to `admit` together; one that begins as a chosen one waits, to copy it."""
         if not self._prefill_tokens:
             return [0]
         chosen, starts, lengths = list[int](), list[int](), list[int]()
@@ -176,8 +173,7 @@ class Decoder:
         return length, shared.index(length) if shared else 0
 
     def _keep(self, ids: NDArray[np.int64], slot: int) -> None:
-        """Keep the states of a sequence that fits, and is no prefix of one that is kept, in place of its own prefixes,
-        and drop the least recently used beyond the limit."""
+        """Keep the states of a sequence in place of its prefixes; those used longest ago make room."""
         shared = [_common_prefix(ids, known) for known, _ in self._kept]
         if not 0 < len(ids) <= self._most_kept or len(ids) in shared:
             return

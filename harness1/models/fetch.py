@@ -113,8 +113,7 @@ def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False,
 
 
 def resolve_model(spec: str, cache: Path | None = None) -> Path:
-    """Return the folder of the model that the user named: a bundled model, a folder, or a name on the hub. Raise
-    UsageError if there is none, or it, or the base of its adapters, was not fetched."""
+    """Return the folder of a bundled model, a folder, or a name on the hub. Raise UsageError if it is not there."""
     for model in BUNDLED:
         if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
             source = model.whole or model.name

@@ -188,8 +188,7 @@ class Hermes(ChatML):
 
 
 def _divide(text: str) -> tuple[str, list[list[ToolCall]]]:
-    """Return the text before the first call, thoughts included, and the calls of each tag. An unclosed thought extends
-    to the end, and text in a thought is never a call."""
+    """Return the text before the first call, and the calls of each tag; text in a thought is never a call."""
     at, words, tags = 0, list[str](), list[list[ToolCall]]()
     while len(tags) < MOST_CALLS:
         tag = _OPENING.search(text, at)
@@ -209,8 +208,7 @@ def _divide(text: str) -> tuple[str, list[list[ToolCall]]]:
 
 
 def _read_tag(text: str, at: int) -> tuple[list[ToolCall], int]:
-    """Return the calls after an opening tag (one object or a list), and the position after the last. Objects are read
-    before closing tags are searched, because a string in them may contain one."""
+    """Return the calls after a tag, and where they end. A string in them may contain a closing tag."""
     calls: list[ToolCall] = []
     start = _FIRST.search(text, at)
     if start is None or start[0] != "{":
@@ -321,8 +319,7 @@ class Harmony(ChatFormat):
         raise UsageError("policy.constrained is not offered with the harmony format")
 
     def _messages(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str, str]]:
-        """Yield the header, channel and text of each message of an output, which continues from `<|start|>assistant`,
-        ignoring headers without a text. Meanwhile each control token is a lone surrogate, which no text has."""
+        """Yield header, channel and text of each message. Meanwhile each control token is a lone surrogate."""
         marked = "".join(
             "".join(map(self._marks.__getitem__, run)) if is_control else self.tokenizer.decode([*run])
             for is_control, run in groupby(output_ids, self._marks.__contains__)

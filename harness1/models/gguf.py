@@ -1,6 +1,5 @@
-"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads. Its
-version 5.17 mistakes the beginning of text for its end, drops the padding token and the pre-tokenizer, and marks it as
-quantized."""
+"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads, which
+itself mistakes the beginning of text for its end and drops the padding token and the pre-tokenizer (5.17)."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def _rename(tensor: str) -> str:
 
 
 def _unpermute(name: str, weight: Array, facts: Facts) -> Array:
-    """Undo the order in which GGUF stores the rows of queries and keys: llama.cpp rotates neighbouring pairs of a
-    head's dimensions, `transformers` the first half with the second."""
+    """Undo llama.cpp's order of a head's dimensions: it rotates neighbours, `transformers` the two halves."""
     heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
     if heads is not None:
         count = facts[f"llama.attention.{heads}"]

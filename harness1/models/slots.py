@@ -34,8 +34,7 @@ class KvSlots:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor, used: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row,
-        like new states. The content of the first `used` slots is kept."""
+        """Return a layer's slots, [rows, heads, columns, width], with room for `length`; the first `used` are kept."""
         old = self._layers.get(index)
         if old is None or old[0].shape[2] < length:
             # Zeros, because a mask does not hide non-finite values: 0 * nan is nan.
@@ -174,8 +173,7 @@ slots lack is off by about 1; a mixture of experts in half precision by less, bu
 
 
 class SlotModel:
-    """A model that computes next-token logits for sequences whose keys and values are in slots, and nothing else from
-    then on. Raises UsageError unless these equal the logits of its own attention."""
+    """A model of next-token logits over slots alone. Raises UsageError unless they equal those of its own attention."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         import torch
@@ -201,8 +199,8 @@ class SlotModel:
         self._probe(ids, expected)
 
     def logits(self, ids: list[list[int]], slot_pass: SlotPass) -> Tensor:
-        """Return the logits after the last new token of each row, [rows, vocabulary] in float32; `ids` are the new
-        tokens of each row, those of the longest as many as `slot_pass` appends."""
+        """Return the logits after each row's last new token, [rows, vocabulary] in float32; `ids` are the new
+        tokens."""
         import torch
 
         longest = max(map(len, ids))

@@ -69,8 +69,7 @@ class WeightGate:
 
     @asynccontextmanager
     async def change(self, version: int | None) -> AsyncIterator[None]:
-        """Change the weights, which have the new version (None: the same) if nothing is raised. After a `UsageError`
-        the old ones stay in use; after any other error there are no usable weights."""
+        """Change the weights to a version (None: the same). A `UsageError` keeps the old ones, other errors none."""
         while self._changed is not None:
             await self._changed.wait()
         changed = self._changed = asyncio.Event()
@@ -140,8 +139,7 @@ PROBE_DIFFERENCE = 0.1
 
 
 class TokenServer(ABC):
-    """A `Backend` over the server at an endpoint. The advice is on starting a server whose log probabilities belong to
-    the distribution that it samples from, and one that loads adapters."""
+    """A `Backend` over a server, with advice on how to start one with processed log probabilities or adapters."""
 
     raw_advice: ClassVar[str]
     adapter_advice: ClassVar[str]
@@ -189,8 +187,7 @@ class TokenServer(ABC):
                 await self._unload_adapter(each.name)
 
     async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
-        """Return True if the log probability of the likeliest token depends on the temperature; tested once, after the
-        reversed prompt, because no model is certain after meaningless text."""
+        """Return True if log probabilities depend on the temperature; tested once, after the reversed prompt."""
         if self._follows_temperature is None:
             prompt = tuple(reversed(prompt_ids))[:PROBE_TOKENS]
             cold, hot = [await self._best_logprob(prompt, each) for each in PROBE_TEMPERATURES]

@@ -37,8 +37,7 @@ class Tokenizer(Protocol):
 
 
 class FastTokenizer:
-    """A `tokenizer.json` of Hugging Face's `tokenizers`, from the bytes of the file. Raises UsageError if it is not
-    one, or if the tokens of joined lines differ from the joined tokens of the lines."""
+    """A `tokenizer.json` from its bytes. Raises UsageError if it is none, or tokens of joined lines are not joined."""
 
     def __init__(self, data: bytes) -> None:
         with optional("train"):

@@ -191,8 +191,7 @@ class ChatCompletionsSession:
         self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
-        """Ask until an answer holds a call, with at most `format_retries` retries. Raises InfrastructureFault: the
-        server failed, or refuses this request; UsageError: it would refuse every request."""
+        """Ask until an answer holds a call. Raises InfrastructureFault; UsageError: every request would fail."""
         calls: list[ModelCall] = []
         messages = without_controls(messages_of(context.pieces, self._said))
         error = ""

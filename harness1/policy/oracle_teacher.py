@@ -147,8 +147,7 @@ class TeacherSession(CopiedSession):
         return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
 
     def _edit(self, view: View, tools: Sequence[ToolSpec], move: Move) -> Move | None:
-        """Curate the difference between the chosen and the curated documents, if any; removals wait for a review.
-        Without tags, the order of addition is that of delivery: everything is removed and added again."""
+        """Curate the difference to what was chosen; removals wait for a review. Without tags the order is new."""
         tagged = any("importance" in spec.parameters["properties"] for spec in tools if spec.name == "curate")
         held = {entry.handle: entry.tag for entry in view.curated}
         add = {name: tag for name, tag in self._chosen.items() if name not in held or (tagged and held[name] != tag)}

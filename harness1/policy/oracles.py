@@ -1,5 +1,4 @@
-"""The oracles, which see the gold: one that curates exactly the gold, which shows what is attainable and checks the
-scoring, and a teacher whose choices a student can make too (`LeadTeacher`). The third is in `oracle_teacher.py`."""
+"""The oracles, which see the gold: one that curates it exactly, and a teacher whose choices a student can make."""
 
 from __future__ import annotations
 

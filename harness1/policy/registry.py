@@ -101,8 +101,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
 
 
 def open_model(spec: str, config: Config) -> Policy:
-    """Open a language model as a policy. Raises UsageError: there is no such model, or it cannot be loaded;
-    ConfigError: the settings do not fit it; MissingExtra: the package that runs it is not installed."""
+    """Open a language model as a policy. Raises UsageError: there is none; ConfigError; MissingExtra."""
     from harness1.http.model_endpoint import policy_endpoint
     from harness1.models.open import open_backend
     from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy

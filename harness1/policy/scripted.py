@@ -254,8 +254,7 @@ RULES: Mapping[str, tuple[str, Rule]] = MappingProxyType(
         }.items()
     }
 )
-"""The hash and the rule of each policy. Of those that do not think, the first ends with nothing, the second delivers
-what one search put into the set, and the repeater curates nothing."""
+"""The hash and the rule of each policy."""
 
 
 class RulePolicy:

@@ -138,16 +138,14 @@ class Postings:
 
     @cached_property
     def lists(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
-        """Where the postings of each term begin and the last ones end, and the chunk and the code of every posting.
-        Raises DamagedFile: they do not fit together; compiled loops trust them."""
+        """Where each term's postings begin, and chunk and code of each. Raises DamagedFile: loops trust them."""
         starts, chunks, codes = self._starts.array, self._chunks.array, self._codes.array
         if starts[0] or starts[-1] != min(len(chunks), len(codes)) or np.any(starts[1:] < starts[:-1]):
             raise DamagedFile("postings.starts.npy is damaged: it does not fit the postings")
         return starts, chunks, codes
 
     def find(self, terms: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the postings of each term begin and end, [terms, 2], both 0 if no chunk has it, and in how many
-        living chunks each occurs."""
+        """Return where each term's postings begin and end, [terms, 2], and in how many living chunks it is."""
         numbers = np.array(self._terms.find(terms), np.int64)
         starts = self.lists[0]
         spans = np.empty((len(numbers), 2), np.int64)

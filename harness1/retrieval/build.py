@@ -76,8 +76,7 @@ def add_documents(
     *,
     alone: bool = False,
 ) -> IndexInfo:
-    """Add documents to an index as its next generation; an equal id replaces the earlier document. Arguments and errors
-    as those of `build_index`, and CorpusError: the folder is not an index, or damaged."""
+    """Add documents; an equal id replaces. Raises as `build_index`, and CorpusError: the folder is no index."""
     with files.new_generation(path, alone) as work:
         draft = _Draft.of_current(path, work, progress, machine)
         draft.append(documents)
@@ -87,8 +86,7 @@ def add_documents(
 def delete_documents(
     doc_ids: Iterable[DocId], path: Path, machine: config.Machine = config.Machine(), *, alone: bool = False
 ) -> IndexInfo:
-    """Take documents out of an index; readers of the current generation keep them. Errors as those of `add_documents`,
-    and CorpusError: it lacks one of them, or none would be left; nothing is changed."""
+    """Take documents out. Raises as `add_documents`, and CorpusError: one is missing, or none would be left."""
     with files.new_generation(path, alone) as work:
         draft = _Draft.of_current(path, work, None, machine)
         wanted = list(dict.fromkeys(doc_ids))
@@ -288,8 +286,7 @@ def _link(source: str, target: str) -> None:
 
 
 class _Embeddings:
-    """The embeddings of a generation in the making. The model is loaded when the first text needs it. `before` and
-    `graph` are those of an earlier generation that is changed, and the rows in the graph."""
+    """The embeddings of a generation in the making; `before` and `graph`, with its rows, are those that are changed."""
 
     def __init__(self, out: Path, settings: config.Dense, machine: config.Machine, progress: Progress | None) -> None:
         self._out, self._settings, self._machine, self._progress = out, settings, machine, progress

@@ -110,6 +110,5 @@ class Analyser:
 
 
 def reads_by_script(foreign: int, chunks: int) -> bool:
-    """Return what `auto` means for a corpus of which `foreign` chunks are mostly in another script than Latin: True if
-    all are stemmed by script, False if a few exceptions are read as English."""
+    """Return what `auto` means: True, stem by script; False, a few exceptions in another script are read as English."""
     return foreign > 0 and FOREIGN_SHARE * chunks <= foreign

@@ -215,8 +215,7 @@ def open_gpu(vectors: Halves, rows: Integers) -> Find | None:
 def search_gpu(
     index: Any, vectors: Halves, used: Integers, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]
 ) -> list[Integers]:
-    """Search a flat faiss index on a GPU, which cannot exclude rows, so many more are fetched. It is exact: a query
-    with more near ties than a GPU returns is scanned."""
+    """Search a flat faiss index on a GPU, which excludes no rows. Exact: a query with too many near ties is scanned."""
     wanted = 2 * max(k + len(slots) for k, slots in zip(ks, dead, strict=True)) + SPARE
     found = []
     nearest = zip(*index.search(queries, min(wanted, GPU_MOST, len(used))), strict=True)

@@ -40,8 +40,7 @@ KEPT = 2
 """Generations that a build keeps: its own, and the one that readers may be about to open."""
 TAIL = 4
 BLOCK = 1 << 16
-"""Bytes that share a CRC-32. A file of no more is read when opened instead of mapped, because every mapping holds an
-open file, and a process may have only a few."""
+"""Bytes that share a CRC-32. A smaller file is read, not mapped: a process may hold only a few files open."""
 
 
 class DamagedFile(CorpusError, ValueError):
@@ -173,8 +172,7 @@ def write_keys(folder: Path, name: str, values: Iterable[str]) -> None:
 
 
 class Keys(Strings):
-    """Distinct strings that can be looked up by value: with the CRC-32 of every string, sorted, in `NAME.sums.npy`, and
-    the positions of the strings in that order in `NAME.slots.npy`."""
+    """Strings to look up by value: sorted CRC-32s in `NAME.sums.npy`, their positions in `NAME.slots.npy`."""
 
     def __init__(self, files: Files, name: str) -> None:
         super().__init__(files, name)

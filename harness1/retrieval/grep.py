@@ -65,8 +65,7 @@ Matches = list[tuple[int, int]]
 
 
 def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.int64]) -> None:
-    """Index the chunks of a segment, in memory of about a third of their text. `contents` is the UTF-8 of all chunks;
-    `ends`, [chunks + 1], says where each begins and the last one ends, in bytes."""
+    """Index a segment's chunks; `ends`, [chunks + 1], says where each begins and the last ends, in bytes."""
     from harness1.retrieval import kernels
 
     text = np.frombuffer(contents, np.uint8)

@@ -149,8 +149,7 @@ def build_hash(settings: config.Index) -> str:
 
 
 def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
-    """Return a hash that is equal for equal documents in any order. The embedder enters by its own hash, and the
-    language only if the analyser was made for one, so that earlier hashes stay."""
+    """Return a hash of documents in any order; the language enters only if there is one, so that earlier ones stay."""
     named = settings.to_hash() | ({"language": language} if language else {})
     named["dense"]["model"] = embedder
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})

@@ -144,8 +144,7 @@ def best(
 
 @njit(cache=True, nogil=True)
 def _peaks(sums: Ints, peaks: Ints) -> None:
-    """Write the highest sum of every comb (its places are `len(peaks)` apart) to `peaks`. Sums are not negative, so
-    their bits have the same order as integers, which compare in vectors."""
+    """Write the highest sum of every comb, `len(peaks)` apart. Not negative, bits compare as integers, in vectors."""
     peaks[:] = 0
     for first in range(0, len(sums), len(peaks)):
         row = sums[first : first + len(peaks)]
@@ -299,8 +298,7 @@ def widen(halves: NDArray[np.int16], out: Floats) -> None:
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 def dots(halves: NDArray[np.int16], query: Floats, out: Floats) -> None:
-    """Write the products of one vector, [d], with half precision rows, given as bits, [n, d]. The vector is scaled,
-    because products of unscaled halves would be too small for single precision."""
+    """Write a vector's products with half precision rows, [n, d] as bits; scaled, or they would be too small."""
     scaled = query * SCALE
     for row in range(halves.shape[0]):
         total = np.float32(0.0)

@@ -135,8 +135,7 @@ def open_queries(settings: config.Dense, machine: config.Machine, built_by: str,
 
 
 class HashEmbedder:
-    """Hashes terms to dimensions and signs, weighed by the square root of their counts (Weinberger et al., "Feature
-    hashing for large scale multitask learning", ICML 2009). For machines without a model."""
+    """Hashes terms to dimensions and signs, weighed by the root of their counts (Weinberger et al., ICML 2009)."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
@@ -375,8 +374,7 @@ class TransformerScorer:
         return self.stances(pairs)[:, 0]
 
     def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return both labels of an entailment model, which reads the text first, or else the one of relevance. Raises
-        ValueError: the scores are not numbers; RuntimeError: torch failed."""
+        """Return the shares of support and contradiction. Raises ValueError: no numbers; RuntimeError: torch failed."""
         found = np.zeros((len(pairs), 2), dtype=np.float32)
         read = [(utf8_safe(one), utf8_safe(other)) for one, other in pairs]
         if self._text_first:

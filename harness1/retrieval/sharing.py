@@ -50,8 +50,7 @@ class Batcher(Generic[Item, Result]):
         self._closed = False
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
-        Raises what `work` raises, and ValueError: it left a result out."""
+        """Return the items' results in order; cancelling withdraws. Raises what `work` does, or ValueError: too few."""
         futures: list[Future[Result]] = [Future() for _ in items]
         if not futures:
             return []

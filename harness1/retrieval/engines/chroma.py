@@ -98,8 +98,7 @@ def _if_there() -> Iterator[None]:
 
 
 def to_stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
-    """Return a chunk as a document of Chroma (title, line break, text) and its metadata. Chroma's text filter stops at
-    U+0000, so such a text is also stored unchanged in the metadata."""
+    """Return a chunk as a document and metadata, which keep what the text filter would not pass: it stops at U+0000."""
     content = f"{chunk.title}\n{chunk.text}"
     document = content.replace("\0", " ")
     metadata: dict[str, str | int] = {"chunk_id": chunk.chunk_id, "doc_id": chunk.doc_id, "number": chunk.index}

@@ -138,8 +138,7 @@ class ChunkStream:
             yield batch
 
     def finish(self, engine: str, embedder: str, language: str = "") -> EngineIndex:
-        """Return the description of the index, after the last batch; raise CorpusError if there were no documents. The
-        order of documents does not affect its hash. `language` is that of the analyser."""
+        """Return the description after the last batch, in any order of documents. Raises CorpusError: none."""
         if not self._read:
             raise CorpusError("the corpus holds no documents")
         name = digest([engine, index_hash(self._content_sum, self._settings, embedder, language)])

@@ -63,8 +63,7 @@ def milvus_errors() -> tuple[type[Exception], ...]:
 
 
 def connect(where: Address, timeout: float) -> MilvusClient:
-    """Return a thread-safe client. Raises MissingExtra; UsageError: the file cannot be opened, perhaps because another
-    process has it open; InfrastructureFault: no server answers within `timeout` seconds."""
+    """Return a thread-safe client. Raises MissingExtra; UsageError: the file is in use; InfrastructureFault."""
     errors, is_file = milvus_errors(), where.uri.endswith(".db")
     from pymilvus import MilvusClient
 
@@ -97,8 +96,7 @@ def chunk_of(row: dict[str, Any]) -> Chunk:
 
 
 def join_terms(text: str, analyser: Analyser) -> str:
-    """Return the terms of a text, separated by spaces. With a language, those beyond ASCII are hexadecimal, because the
-    tokenizer of Milvus would cut pairs of characters into single ones."""
+    """Return the terms of a text. Beyond ASCII they are hexadecimal: Milvus would cut them into single characters."""
     terms = analyser.terms(text)
     if analyser.language:
         terms = [term if term.isascii() else f"u{term.encode('utf-8', 'surrogatepass').hex()}" for term in terms]

@@ -63,8 +63,7 @@ class Failure(Record):
 
 
 def ranking_of(told: Mapping[str, Any]) -> Retrieval:
-    """Return ranking settings as this version has them; the peer's may have some that were removed since. Raises
-    ConfigError: with another value than their last default; ValueError: they are none."""
+    """Return ranking settings as this version has them. Raises ConfigError: of removed ones, not the last default."""
     return msgspec.convert(present(told, "env.retrieval."), Retrieval)
 
 

@@ -366,8 +366,7 @@ class WebRetriever:
         return tuple(pages.values())
 
     async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
-        """Read a page. The answer may have a head: `Title: ...`, other lines, `Markdown Content:`. A warning in the
-        head is an error of the site: () if the page does not exist, else a fault."""
+        """Read a page. In a head (`Title: ...`, ..., `Markdown Content:`) a warning is an error of the site."""
         key = {"Authorization": "Bearer " + self._web.read_key} if self._web.read_key else {}
         headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
         status, _, encoded = await client.exchange(url, None, question.limit, headers)
