@@ -22,8 +22,8 @@ WITHIN = {
     "data": "source world_facts | world tables folder | trec | beir | corpora | benchmarks | open"
     " | leaks | datasets indexing dataset_cache",
     "env": "view | pieces | memory_pieces | render verifiers | model_verifiers | environment",
-    "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
-    " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
+    "models": "* | convert fetch | chat_format formats | adapters block_attention causal_model decoding"
+    " | token_server vllm_engine transformers_backend | checkpoint | open",
     "policy": "policy | wrappers scripted language_model | oracles | oracle_teacher | registry",
     "eval": "* | evaluate | compare | ablations | answers | answer_run",
     "tasks": "graph | drafts | questions | make",

@@ -17,8 +17,7 @@ import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
 from harness1.model_folder import base_name, fetched_models, model_folder, refusing
-from harness1.models.convert import convert_model
-from harness1.models.gguf import check_installed, convert_gguf
+from harness1.models.convert import check_installed, convert_gguf, convert_model
 from harness1.plain import meant
 from harness1.records import Record
 from harness1.runs.files import Stage, lock, refuse_foreign

@@ -15,8 +15,8 @@ from harness1.models.chat_format import ChatFormat, join_spans
 from harness1.models.checkpoint import format_of
 from harness1.models.fetch import resolve_model
 from harness1.models.formats import open_format
-from harness1.models.model_servers import SglangServer, VllmServer
 from harness1.models.spec import ModelSpec
+from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.tokenizer import HarmonyVocabulary, open_tokenizer
 from harness1.models.transformers_backend import open_transformers
 from harness1.models.vllm_engine import open_vllm

@@ -22,9 +22,8 @@ from harness1.model_folder import folder_hash
 from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
 from harness1.models.causal_model import Dtype, MemoryReturns, check_weights, load_causal_model
-from harness1.models.decoding import PREFILL_TOKENS, Decoder, DecodingRow
+from harness1.models.decoding import PREFILL_TOKENS, Decoder, DecodingRow, SlotModel
 from harness1.models.grammar import GrammarCompiler
-from harness1.models.slots import SlotModel
 from harness1.plain import digest
 from harness1.records import Sampling
 

@@ -16,9 +16,8 @@ from harness1.config import Config, Train
 from harness1.errors import optional
 from harness1.model_folder import refusing
 from harness1.models.causal_model import Dtype, compute_logits_in_float32, output_head
-from harness1.models.decoding import PREFILL_TOKENS
-from harness1.models.slots import ATTENTION as SLOTS
-from harness1.models.slots import KvSlots, SlotPass, attend
+from harness1.models.decoding import ATTENTION as SLOTS
+from harness1.models.decoding import PREFILL_TOKENS, KvSlots, SlotPass, attend
 from harness1.records import Record
 from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
 from harness1.training.trainable import choose_stored_dtype

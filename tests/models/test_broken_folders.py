@@ -13,7 +13,7 @@ from harness1.config import Dense, Machine
 from harness1.errors import UsageError
 from harness1.models.causal_model import context_window, load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.models.gguf import convert_gguf
+from harness1.models.convert import convert_gguf
 from harness1.models.token_server import weight_shapes
 from harness1.models.tokenizer import open_tokenizer
 from harness1.retrieval.models import open_cross_encoder, open_embedder

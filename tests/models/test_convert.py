@@ -16,8 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.models.causal_model import load_causal_model
-from harness1.models.convert import TensorInfo, convert_model, dequantize, write_tensors
-from harness1.models.gguf import BLOCK, TOP, convert_gguf
+from harness1.models.convert import PARTS, TOP, TensorInfo, convert_gguf, convert_model, dequantize, write_tensors
 from harness1.models.token_server import weight_shapes
 from harness1.runs.files import read_json, write_json
 from tests.tiny_models import VOCABULARY, save_byte_tokenizer, save_tiny_model
@@ -247,7 +246,7 @@ def written(path: Path, model: LlamaForCausalLM, quantized: bool = False, **chan
     state = model.state_dict()
     names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in TOP.items() if ours != "output"}
     for layer in range(LAYERS):
-        names |= {f"blk.{layer}.{own}.weight": f"model.layers.{layer}.{other}.weight" for own, other in BLOCK.items()}
+        names |= {f"blk.{layer}.{own}.weight": f"model.layers.{layer}.{other}.weight" for own, other in PARTS.items()}
     for name, parameter in names.items():
         weight = np.ascontiguousarray(rows_of_llama_cpp(name.split(".")[-2], state[parameter].numpy()))
         if quantized and weight.ndim == 2:

@@ -19,9 +19,9 @@ from harness1.cli.options import show
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.model_servers import SglangServer, VllmServer
 from harness1.models.open import BackendCompleter, format_at, open_backend
 from harness1.models.spec import NAMES, ModelSpec, is_model
+from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.transformers_backend import open_transformers
 from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 from harness1.policy.registry import check_policy, open_model, open_policy

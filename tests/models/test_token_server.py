@@ -19,8 +19,7 @@ from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreacha
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.model_folder import open_tensors
 from harness1.models.backend import Grammar, SampledOutput, Sleeper
-from harness1.models.model_servers import SglangServer, VllmServer
-from harness1.models.token_server import check_same_shapes, weight_shapes
+from harness1.models.token_server import SglangServer, VllmServer, check_same_shapes, weight_shapes
 from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
 from tests.support import in_loop, run

@@ -27,9 +27,8 @@ from harness1.models.adapters import adapters_of, add_adapters
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.block_attention import BlockAttention
 from harness1.models.causal_model import load_causal_model
-from harness1.models.decoding import Decoder, DecodingRow
+from harness1.models.decoding import Decoder, DecodingRow, SlotModel
 from harness1.models.grammar import GrammarCompiler
-from harness1.models.slots import SlotModel
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
 from harness1.rl.logprobs import SampledCall, compare_calls

@@ -25,7 +25,7 @@ from harness1.models.adapters import adapters_of, add_adapters, list_adapters, w
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.causal_model import Dtype, load_causal_model
 from harness1.models.fetch import find_bundled, get_model
-from harness1.models.model_servers import VllmServer
+from harness1.models.token_server import VllmServer
 from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
 from harness1.rl.logprobs import SampledCall, check_start, chosen_logprobs, compare_calls, next_logits

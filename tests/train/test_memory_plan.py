@@ -15,8 +15,8 @@ from benchmarks.memory_plan import allocated, take_steps
 from harness1.cli.training import advise, batch_of_rows, device_memory, episode_batch
 from harness1.config import Config, Lora, Machine, Rl, Train
 from harness1.errors import UsageError
+from harness1.models.decoding import KvSlots
 from harness1.models.fetch import PUBLISHED, model_shape
-from harness1.models.slots import KvSlots
 from harness1.rows import RowFile, TrainRow, write_rows
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import (

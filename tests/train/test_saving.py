@@ -26,7 +26,7 @@ from harness1.models.adapters import (
 )
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.models.slots import KvSlots, SlotModel, SlotPass
+from harness1.models.decoding import KvSlots, SlotModel, SlotPass
 from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rows import TrainRow
