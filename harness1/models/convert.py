@@ -1,4 +1,4 @@
-"""Conversion of a model to one plain type of numbers, which trainers and all engines read: from float32, from MXFP4 (the
+"""Conversion of a model to one plain type of numbers, which trainers and engines read: from float32, from MXFP4 (the
 experts of gpt-oss: `NAME_blocks` and `NAME_scales`), or from GGUF (a Llama with a byte-level BPE tokenizer), in which
 transformers 5.17 mistakes the beginning of text for its end, and drops the padding token and the pre-tokenizer. Layers
 can be left out. One tensor is in memory at a time, so safetensors files are written here."""

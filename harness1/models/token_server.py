@@ -1,4 +1,4 @@
-"""Servers that take token ids, vLLM and SGLang (by its own `/generate`, "SGLang for RL Systems" and "LoRA Serving"), and
+"""Servers that take token ids, vLLM and SGLang (by its own `/generate`, "SGLang for RL Systems", "LoRA Serving"), and
 what they share with vLLM in this process. SGLang's log probabilities are taken before `top_p` and `top_k`."""
 
 from __future__ import annotations

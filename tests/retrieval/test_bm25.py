@@ -3,14 +3,13 @@ import random
 from collections import Counter
 
 import bm25s
-import bm25s
 import numpy as np
 import pytest
 from bm25s.stopwords import STOPWORDS_EN
 
 from harness1.records import ChunkId
 from harness1.retrieval import bm25 as postings
-from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
+from harness1.retrieval.bm25 import BM25, K1, NONE, B, Postings, PostingsWriter
 from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.files import Files
 from harness1.retrieval.protocol import total_order
@@ -22,13 +21,13 @@ TEXTS = [" ".join(RNG.choices(WORDS, k=RNG.randint(3, 30))) for _ in range(120)]
 QUERIES = ["silver bridge", "run", "stone castle castle market", "winter the river engine paper garden"]
 
 
-def build(folder, texts: list[str], k1: float = 1.2, b: float = 0.75, ranks=None) -> BM25:
+def build(folder, texts: list[str], ranks=None) -> BM25:
     writer = PostingsWriter(folder, Analyser())
     for text in texts:
         writer.add(text)
     length = writer.finish()
     ranks = np.arange(len(texts), dtype=np.int32) if ranks is None else ranks
-    return BM25([Postings(Files(folder), NONE, None)], len(texts), length, ranks, k1, b, Analyser())
+    return BM25([Postings(Files(folder), NONE, None)], len(texts), length, ranks, Analyser())
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def bm25(tmp_path_factory) -> BM25:
     return build(tmp_path_factory.mktemp("bm25"), TEXTS)
 
 
-def by_formula(query: str, k1: float = 1.2, b: float = 0.75) -> list[float]:
+def by_formula(query: str) -> list[float]:
     """The Lucene formula, one chunk and one term at a time."""
     chunks = [Counter(Analyser().terms(text)) for text in TEXTS]
     mean = sum(chunk.total() for chunk in chunks) / len(chunks)
@@ -45,24 +44,14 @@ def by_formula(query: str, k1: float = 1.2, b: float = 0.75) -> list[float]:
         holders = sum(term in chunk for chunk in chunks)
         idf = math.log(1 + (len(chunks) - holders + 0.5) / (holders + 0.5))
         for at, chunk in enumerate(chunks):
-            scores[at] += idf * chunk[term] / (chunk[term] + k1 * (1 - b + b * chunk.total() / mean))
+            scores[at] += idf * chunk[term] / (chunk[term] + K1 * (1 - B + B * chunk.total() / mean))
     return scores
 
 
-@pytest.mark.parametrize(("k1", "b"), [(1.2, 0.75), (2.0, 0.0)])
-def test_scores_are_those_of_the_formula(tmp_path, k1: float, b: float) -> None:
-    bm25 = build(tmp_path, TEXTS, k1, b)
-    for query in QUERIES:
-        expected = {at: score for at, score in enumerate(by_formula(query, k1, b)) if score > 0}
-        assert dict(bm25.search(query, len(TEXTS))) == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("query", QUERIES)
-def test_scores_are_those_of_bm25s(bm25: BM25, query: str) -> None:
-    peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-    peer.index([Analyser().terms(text) for text in TEXTS], show_progress=False)
-    _, scores = peer.retrieve([Analyser().terms(query)], k=20, show_progress=False)
-    assert [score for _, score in bm25.search(query, 20)] == pytest.approx(scores[0].tolist(), rel=1e-4)
+def test_scores_are_those_of_the_formula(bm25: BM25, query: str) -> None:
+    expected = {at: score for at, score in enumerate(by_formula(query)) if score > 0}
+    assert dict(bm25.search(query, len(TEXTS))) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -81,12 +70,6 @@ def test_exclusion_equals_filtering_before_ordering(bm25: BM25, query: str, k: i
         rest = [(ChunkId(f"{at:03d}"), score) for at, score in everything if at not in excluded]
         expected = [(int(name), score) for name, score in total_order(rest, k)]
         assert bm25.search(query, k, np.array(excluded, np.int64)) == expected
-
-
-def test_ties_at_the_cut_go_by_rank_of_the_id(tmp_path) -> None:
-    ranks = np.arange(51, dtype=np.int32)[::-1].copy()
-    bm25 = build(tmp_path, ["same words"] * 50 + ["words"], ranks=ranks)
-    assert [at for at, _ in bm25.search("same", 5)] == [49, 48, 47, 46, 45]
 
 
 def test_more_ties_than_a_block_holds_are_cut_by_rank_too(tmp_path) -> None:

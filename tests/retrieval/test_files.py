@@ -207,16 +207,6 @@ def test_embeddings_that_are_damaged_during_a_build_are_not_taken_for_what_was_w
     assert current_generation(index) == before
 
 
-def test_damaged_embeddings_of_a_model_that_is_used_again_are_made_anew(index: Path) -> None:
-    (path,) = index.glob("vectors/*/vectors.f16")
-    rows = sorted(np.fromfile(path, np.float16).reshape(-1, 64).tolist())
-    build_index(DOCUMENTS, index, load_config(None, ["index.dense.model=hash:32"]).index)
-    flip(path, 1)
-    build_index(DOCUMENTS, index, HASHED.index)
-    assert not check_index(index).damaged
-    assert sorted(np.fromfile(path, np.float16).reshape(-1, 64).tolist()) == rows
-
-
 def test_embeddings_are_not_believed_where_the_checksums_are_damaged(index: Path) -> None:
     before = current_generation(index) / CHECKSUMS
     (path,) = index.glob("vectors/*/vectors.f16")
