@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import pickle
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,22 @@ from rich.pretty import Pretty
 
 from harness1 import errors
 from harness1.cli.options import show
-from harness1.config import Config, load_config
+from harness1.config import Config, Dense, Machine, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.models.backend import Grammar, SampledOutput
+from harness1.models.causal_model import context_window, load_causal_model
+from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
+from harness1.models.convert import convert_gguf
 from harness1.models.open import BackendCompleter, format_at, open_backend
 from harness1.models.spec import NAMES, ModelSpec, is_model
-from harness1.models.token_server import SglangServer, VllmServer
+from harness1.models.token_server import SglangServer, VllmServer, weight_shapes
+from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers_backend import open_transformers
 from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 from harness1.policy.registry import check_policy, open_model, open_policy
 from harness1.records import Sampling
+from harness1.retrieval.models import open_cross_encoder, open_embedder
+from tests.retrieval.test_retrieval_models import save_pair_model
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format, tokenizer, vocabulary
 
@@ -252,3 +260,108 @@ def test_a_reply_is_the_words_of_an_output_and_its_tokens_are_counted(tmp_path: 
     folder = save_byte_tokenizer(save_tiny_model(tmp_path, vocab_size=5000))
     local = open_transformers(folder, device="cpu", dtype="float32", threads=1, rows=1, cache_tokens=0)
     assert 0 < (asyncio.run(BackendCompleter(local, CHAT, 9).complete(MESSAGES)).output_tokens or 0) <= 9
+
+
+TRAP = Path("trap")
+
+
+class Code:
+    """Whoever unpickles it makes a file."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return Path.touch, (TRAP,)
+
+
+BROKEN = {
+    "pickle": pickle.dumps({"model_type": Code()}),
+    "deep": b'{"a":' * 200_000,
+    "deep_list": b"[" * 200_000,
+    "cut": b'{"model_type": "lla',
+    "latin": b'{"model_type": "\xe9\xff"}',
+    "list": b"[]",
+    "number": b"3",
+    "empty": b"",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A language model, and the working folder in which code of its files would leave a trap."""
+    monkeypatch.chdir(tmp_path)
+    save_byte_tokenizer(tmp_path / "model")
+    return save_tiny_model(tmp_path / "model")
+
+
+def load_all(model: Path) -> None:
+    """Read all that a policy needs of a folder."""
+    open_tokenizer(model)
+    context_window(model)
+    weight_shapes(model)
+    load_causal_model(model, "cpu", "float32")
+
+
+def refused(load: Callable[[], object]) -> None:
+    with pytest.raises(UsageError) as caught:
+        load()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert not TRAP.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_of_a_language_model_is_one_line(model: Path, name: str, kind: str) -> None:
+    load_all(model)
+    (model / name).write_bytes(BROKEN[kind])
+    refused(lambda: load_all(model))
+
+
+def test_settings_of_wrong_types_are_one_line(model: Path) -> None:
+    for name, text in (
+        ("generation_config.json", '"x"'),
+        ("generation_config.json", '{"eos_token_id": [[]], "pad_token_id": []}'),
+        ("config.json", '{"model_type": "llama", "intermediate_size": "wide"}'),
+        ("config.json", '{"model_type": "llama", "hidden_size": 0}'),
+    ):
+        before = (model / name).read_bytes()
+        (model / name).write_text(text)
+        refused(lambda: load_causal_model(model, "cpu", "float32"))
+        (model / name).write_bytes(before)
+
+
+def test_pickled_weights_are_not_unpickled(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    for content in BROKEN.values():
+        (model / "pytorch_model.bin").write_bytes(content)
+        refused(lambda: load_causal_model(model, "cpu", "float32"))
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_model_for_retrieval_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = save_pair_model(tmp_path / "whole")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        broken = tmp_path / f"broken-{name}"
+        shutil.copytree(whole, broken)
+        (broken / name).write_bytes(BROKEN[kind])
+        if name != "tokenizer.json" or kind not in ("list", "number", "empty"):
+            for load in (
+                lambda at=broken: open_cross_encoder(Machine(reranker=str(at))),
+                lambda at=broken: open_embedder(Dense(model=str(at)), Machine()),
+            ):
+                try:
+                    load()  # the libraries manage without some files
+                except UsageError as error:
+                    message = str(error)
+                    assert "\n" not in message
+                assert not TRAP.exists()
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_gguf_file_or_card_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for content in (BROKEN[kind], b"GGUF\3\0\0\0" + BROKEN[kind][:64].ljust(64, b"\xff")):
+        (tmp_path / "model.gguf").write_bytes(content)
+        refused(lambda: convert_gguf(tmp_path / "model.gguf", tmp_path / "out"))
+    (tmp_path / CHECKPOINT).write_bytes(BROKEN[kind])
+    refused(lambda: read_checkpoint(tmp_path))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,10 +20,13 @@ from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreacha
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.model_folder import open_tensors
 from harness1.models.backend import Grammar, SampledOutput, Sleeper
-from harness1.models.token_server import SglangServer, VllmServer, check_same_shapes, weight_shapes
+from harness1.models.token_server import SglangServer, VllmServer, WeightGate, check_same_shapes, weight_shapes
 from harness1.models.transformers_backend import TransformersBackend
+from harness1.models.vllm_engine import LoopThread, VllmBackend
 from harness1.records import Sampling
+from tests.models.test_adapters import save_adapters
 from tests.support import in_loop, run
+from tests.tiny_models import save_tiny_model
 
 PROMPT = (1, 5, 9)
 STOP = 2
@@ -375,3 +379,354 @@ def test_only_vllm_can_sleep() -> None:
     assert isinstance(vllm(by_vllm)[0], Sleeper)
     assert not isinstance(sglang(by_vllm)[0], Sleeper)
     assert not issubclass(TransformersBackend, Sleeper)
+
+
+class Uses:
+    """Tasks that use or change weights until they are let go, and the order in which they began and ended."""
+
+    def __init__(self) -> None:
+        self.gate, self.order = WeightGate(), list[str]()
+        self.free = asyncio.Event()
+
+    async def call(self, name: str) -> None:
+        async with self.gate.call():
+            self.order.append(name)
+            await self.free.wait()
+            self.order.append(f"/{name}")
+
+    async def change(self, version: int) -> None:
+        async with self.gate.change(version):
+            self.order.append(f"v{version}")
+            await asyncio.sleep(0)
+            self.order.append(f"/v{version}")
+
+
+@in_loop
+async def test_a_change_waits_for_the_calls_in_flight_and_later_calls_for_the_change() -> None:
+    uses = Uses()
+    tasks = [asyncio.create_task(each) for each in (uses.call("a"), uses.call("b"), uses.change(1), uses.call("c"))]
+    await asyncio.sleep(0.01)
+    assert uses.order == ["a", "b"]
+    uses.free.set()
+    await asyncio.gather(*tasks)
+    assert uses.order == ["a", "b", "/a", "/b", "v1", "/v1", "c", "/c"]
+    assert uses.gate.version == 1
+
+
+@in_loop
+async def test_changes_come_one_after_another() -> None:
+    uses = Uses()
+    await asyncio.gather(uses.change(1), uses.change(2), uses.change(3))
+    assert uses.order == ["v1", "/v1", "v2", "/v2", "v3", "/v3"]
+
+
+@pytest.mark.parametrize("cancelled", ["call", "change"])
+@in_loop
+async def test_a_call_or_a_change_that_is_cancelled_gives_its_place_up(cancelled: str) -> None:
+    uses = Uses()
+    tasks = {"call": asyncio.create_task(uses.call("a")), "change": asyncio.create_task(uses.change(1))}
+    await asyncio.sleep(0.01)
+    tasks.pop(cancelled).cancel()
+    uses.free.set()
+    await asyncio.wait_for(asyncio.gather(*tasks.values(), uses.call("b")), 5)
+    assert uses.gate.version == (cancelled == "call")
+    assert "/b" in uses.order
+
+
+@pytest.mark.parametrize(("error", "usable"), [(UsageError("no such folder"), True), (OSError("disk"), False)])
+def test_only_a_refused_change_leaves_the_old_weights_in_use(error: Exception, usable: bool) -> None:
+    gate = WeightGate()
+
+    async def work() -> None:
+        with pytest.raises(type(error)):
+            async with gate.change(1):
+                raise error
+        assert gate.version == 0
+        if usable:
+            async with gate.call():
+                return
+        with pytest.raises(InfrastructureFault):
+            async with gate.call():
+                pass
+        async with gate.change(2):
+            pass
+        async with gate.call():
+            assert gate.version == 2
+
+    run(work())
+
+
+def test_a_gate_serves_one_event_loop_after_another() -> None:
+    uses = Uses()
+
+    async def work(version: int) -> None:
+        uses.free = asyncio.Event()
+        call = asyncio.create_task(uses.call("a"))
+        await asyncio.sleep(0)
+        change, late = asyncio.create_task(uses.change(version)), asyncio.create_task(uses.call("b"))
+        await asyncio.sleep(0)
+        uses.free.set()
+        await asyncio.gather(call, change, late)
+
+    for version in (1, 2):
+        run(work(version))
+    assert uses.gate.version == 2
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("adapters")
+    save_adapters(home / "adapters", save_tiny_model(home / "base"))
+    return home / "adapters"
+
+
+def by_sglang(path: str, body: dict[str, Any]) -> object:
+    return generated() if path == "/generate" else {"success": True, "loaded_adapters": {}}
+
+
+def test_vllm_loads_each_version_under_its_own_name_and_new_calls_use_it(adapters: Path) -> None:
+    server, endpoint = vllm(by_vllm)
+    run(server.load_weights(adapters, 3))
+    path, body = endpoint.asked[0]
+    assert path == "/v1/load_lora_adapter"
+    assert body == {"lora_name": body["lora_name"], "lora_path": str(adapters), "load_inplace": False}
+    assert body["lora_name"].startswith("harness1-3-")
+    assert sample(server).version_end == server.version == 3
+    assert endpoint.asked[1][1]["model"] == body["lora_name"]
+    run(server.load_weights(adapters, 4))
+    assert sample(server).version_end == 4
+    assert endpoint.asked[-1][1]["model"].startswith("harness1-4-")
+
+
+@in_loop
+async def test_calls_in_flight_end_on_their_version_which_is_unloaded_when_no_call_uses_it(adapters: Path) -> None:
+    server, endpoint = vllm(by_vllm)
+
+    def unloaded() -> list[str]:
+        return [body["lora_name"][:10] for path, body in endpoint.asked if path == "/v1/unload_lora_adapter"]
+
+    await server.load_weights(adapters, 1)
+    held = endpoint.gate = asyncio.Event()
+    early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+    await asyncio.sleep(0.01)
+    endpoint.gate = asyncio.Event()
+    endpoint.gate.set()
+    for version in (2, 3, 4):
+        await server.load_weights(adapters, version)
+    assert unloaded() == ["harness1-2"], "1 is in use; 3 and 4 are the newest"
+    held.set()
+    assert (await early).version_end == 1
+    await server.load_weights(adapters, 5)
+    assert unloaded() == ["harness1-2", "harness1-1", "harness1-3"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [
+        (Unreachable("404 Not Found", 404), UsageError, r"UPDATING=1, --enable-lora, --max-lora-rank"),
+        (Refusal("400 rank too large"), UsageError, "--enable-lora"),
+        (InfrastructureFault("500 LoRA is not enabled"), InfrastructureFault, "--enable-lora"),
+        (Unreachable("Cannot connect (3 attempts)"), Unreachable, r"^Cannot connect \(3 attempts\)$"),
+    ],
+)
+def test_a_vllm_that_does_not_load_adapters_says_what_to_do(
+    adapters: Path, error: Exception, raised: type[Exception], says: str
+) -> None:
+    server, _ = vllm(lambda path, body: error if "lora" in path else completion())
+    with pytest.raises(raised, match=says):
+        run(server.load_weights(adapters, 1))
+    assert sample(server).version_end == 0
+
+
+def test_an_adapter_that_an_unanswered_try_has_loaded_is_used(adapters: Path) -> None:
+    server, _ = vllm(lambda path, body: Refusal("has already been loaded") if "lora" in path else completion())
+    run(server.load_weights(adapters, 2))
+    assert sample(server).version_end == 2
+
+
+def test_whole_weights_take_the_place_of_adapters(adapters: Path, tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, endpoint = vllm(lambda path, body: completion() if path == "/v1/completions" else {})
+    run(server.load_weights(adapters, 1))
+    run(server.load_weights(tmp_path, 2))
+    assert sample(server).version_end == 2
+    assert endpoint.asked[-1][1]["model"] == "smol"
+
+
+def test_sglang_names_the_adapter_in_each_request(adapters: Path) -> None:
+    server, endpoint = sglang(by_sglang)
+    run(server.load_weights(adapters, 3))
+    path, body = endpoint.asked[0]
+    assert (path, body["lora_path"]) == ("/load_lora_adapter", str(adapters))
+    assert sample(server).version_end == 3
+    assert endpoint.asked[-1][1]["lora_path"] == body["lora_name"]
+    refusing, _ = sglang(lambda path, body: {"success": False, "error_message": "rank"})
+    with pytest.raises(InfrastructureFault, match=r"rank.*--enable-lora"):
+        run(refusing.load_weights(adapters, 3))
+
+
+class FakeEngine:
+    """What `VllmBackend` uses of vLLM's engine. A call waits for the event that `gate` was when it began."""
+
+    model_config = SimpleNamespace(max_model_len=64)
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+        self.removed: list[int] = []
+        self.sampled_with: list[Any] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.asleep: tuple[int, str] | None = None
+
+    async def add_lora(self, request: Any) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        self.added.append(request)
+        return True
+
+    async def remove_lora(self, number: int) -> bool:
+        self.removed.append(number)
+        return True
+
+    async def generate(self, prompt: Any, params: Any, number: str, lora_request: Any) -> AsyncIterator[Any]:
+        self.sampled_with.append(lora_request)
+        await self.gate.wait()
+        chosen = SimpleNamespace(logprob=-0.5)
+        output = SimpleNamespace(
+            token_ids=[7, 2], logprobs=[{7: chosen}, {2: chosen}], finish_reason="stop", stop_reason=2
+        )
+        yield SimpleNamespace(outputs=[output])
+
+    async def sleep(self, level: int, mode: str) -> None:
+        self.asleep = (level, mode)
+
+    async def wake_up(self) -> None:
+        self.asleep = None
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package `vllm` with what is imported from it."""
+
+    def record(*values: Any, **fields: Any) -> SimpleNamespace:
+        names = dict(zip(("lora_name", "lora_int_id", "lora_path"), values, strict=False))
+        return SimpleNamespace(**names, **fields)
+
+    error = type("VLLMError", (Exception,), {})
+    parts: dict[str, dict[str, Any]] = {
+        "vllm": {"SamplingParams": record},
+        "vllm.exceptions": {"VLLMError": error, "VLLMClientError": type("VLLMClientError", (error,), {})},
+        "vllm.inputs": {"tokens_input": list},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": record},
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY=2), "StructuredOutputsParams": record},
+    }
+    for name, values in parts.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def backend(adapters: Path, package: None) -> Iterator[VllmBackend]:
+    made = VllmBackend(FakeEngine(), LoopThread(), {}, "name", adapters.with_name("base"), WeightGate())
+    yield made
+    made.close()
+
+
+def test_each_version_has_its_name_and_number_and_calls_use_the_newest(backend: VllmBackend, adapters: Path) -> None:
+    engine: Any = backend._engine
+    assert run(backend.generate((1, 5), SAMPLING)).version_end == 0
+    for version in (3, 4, 4):
+        run(backend.load_weights(adapters, version))
+        assert run(backend.generate((1, 5), SAMPLING)).version_end == backend.version == version
+    assert [request.lora_path for request in engine.added] == [str(adapters)] * 3
+    assert [request.lora_int_id for request in engine.added] == [1, 2, 2], "the same version keeps its number"
+    assert [request.lora_name[:11] for request in engine.added] == ["harness1-3-", "harness1-4-", "harness1-4-"]
+    assert engine.sampled_with == [None, *engine.added]
+    assert engine.removed == [1]
+
+
+@in_loop
+async def test_a_version_is_removed_when_it_is_old_and_no_call_uses_it(backend: VllmBackend, adapters: Path) -> None:
+    engine: Any = backend._engine
+    await backend.load_weights(adapters, 1)
+    held = engine.gate = asyncio.Event()
+    early = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+    while not engine.sampled_with:
+        await asyncio.sleep(0.001)
+    engine.gate = asyncio.Event()
+    engine.gate.set()
+    for version in (2, 3):
+        await backend.load_weights(adapters, version)
+    assert engine.removed == [2], "1 is in use, and 3 is the newest"
+    backend._loop._loop.call_soon_threadsafe(held.set)
+    assert (await early).version_end == engine.sampled_with[0].lora_int_id == 1
+    await backend.load_weights(adapters, 4)
+    assert sorted(engine.removed) == [1, 2, 3]
+
+
+def test_an_adapter_that_does_not_load_leaves_the_present_one_in_use(backend: VllmBackend, adapters: Path) -> None:
+    engine: Any = backend._engine
+    run(backend.load_weights(adapters, 1))
+    engine.fault = Exception("Call to add_lora method failed: LoRA rank 16 is greater than max_lora_rank 8")
+    with pytest.raises(InfrastructureFault, match="max_lora_rank"):
+        run(backend.load_weights(adapters, 2))
+    assert run(backend.generate((1, 5), SAMPLING)).version_end == 1
+    assert engine.removed == []
+
+
+@in_loop
+async def test_an_engine_sleeps_and_calls_wait_for_its_end(backend: VllmBackend) -> None:
+    engine: Any = backend._engine
+    async with backend.asleep():
+        assert engine.asleep == (1, "wait")
+        call = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+        await asyncio.sleep(0.05)
+        assert engine.sampled_with == []
+    assert engine.asleep is None
+    assert (await call).version_end == 0
+
+
+def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend) -> None:
+    engine: Any = backend._engine
+
+    async def refused(level: int, mode: str) -> None:
+        raise Exception("sleep mode is not enabled")
+
+    async def work() -> None:
+        with pytest.raises(InfrastructureFault, match="sleep mode is not enabled"):
+            async with backend.asleep():
+                raise AssertionError("it does not sleep")
+
+    engine.sleep = refused
+    run(work())
+
+
+def test_adapters_of_another_base_are_not_given_to_the_engine(backend: VllmBackend, tmp_path: Path) -> None:
+    engine: Any = backend._engine
+    save_adapters(tmp_path / "adapters", save_tiny_model(tmp_path / "base", seed=1))
+    with pytest.raises(UsageError):
+        run(backend.load_weights(tmp_path / "adapters", 1))
+    assert engine.added == []
+
+
+def test_an_engine_whose_closing_was_interrupted_is_closed_by_the_next(
+    backend: VllmBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = backend._loop._loop
+    close = loop.close
+
+    def interrupted() -> None:
+        close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backend.close()
+    backend.close()
+    assert not hasattr(backend, "_engine")

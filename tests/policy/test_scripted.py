@@ -10,9 +10,10 @@ import pytest
 from harness1.config import AutoPopulate, Curation, Env, Search, load_config
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
-from harness1.policy.registry import RULES, open_policy
+from harness1.policy.policy import Decision, Policy
+from harness1.policy.registry import PLAIN, RULES, open_policy
 from harness1.policy.scripted import REPEATS, ROUNDS, RandomPolicy, RecordedPolicy, ScriptedPolicy, claim
-from harness1.records import Chunk, Episode, Status, StopReason, Task
+from harness1.records import Chunk, DocId, Episode, Gold, Status, StopReason, Task
 from harness1.runs.journal import EPISODES, EpisodeStore
 from tests.support import CORPUS, END, Script, chunk, make_env, run, search, wide_corpus
 
@@ -239,3 +240,30 @@ def test_policies_play_inside_and_outside_of_the_harness(settings: list[str] | N
     assert found.status is Status.COMPLETED
     assert found.curated or policy == "random"
     assert replay_episode(found, env).difference is None
+
+
+FORKED = Task("t", "Where did the father of Ada Lovelace die?")
+GOLDS = {"t": Gold({DocId("ada"): 1, DocId("byron"): 1})}
+SPECS = (*PLAIN, *RULES, "oracle", "oracle-teacher", "lead-teacher", "mixed:0.5", "silent:scripted")
+
+
+async def decisions(policy: Policy) -> tuple[list[Decision], list[Decision]]:
+    """The decisions of a session, and what a fork of each moment decided at that moment."""
+    env, session = make_env(None, CORPUS), policy.open(FORKED, 0)
+    context, own, forked = await env.reset(FORKED), list[Decision](), list[Decision]()
+    while context is not None and len(own) < 6:
+        fork = session.fork()
+        forked.append(await fork.act(context))
+        await fork.act(context)
+        own.append(await session.act(context))
+        context = (await env.step(own[-1].actions)).context
+    return own, forked
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "replay"])
+def test_a_fork_goes_on_from_where_it_was(spec: str) -> None:
+    policy = open_policy("scripted" if spec == "replay" else spec, GOLDS)
+    if spec == "replay":
+        policy = RecordedPolicy([run(rollout(make_env(None, CORPUS), policy, FORKED))])
+    own, forked = run(decisions(policy))
+    assert own == forked
