@@ -48,9 +48,7 @@ class Backend(Protocol):
     def version(self) -> int:
         """The version of the weights in use, initially 0."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         """Sample one output; cancelling the call frees its place. Raise InfrastructureFault if the model failed;
         UsageError if prompt and output exceed its window, or it does not support this sampling."""
 

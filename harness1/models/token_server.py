@@ -157,17 +157,15 @@ class TokenServer(ABC):
     def version(self) -> int:
         return self._gate.version
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         self._check(sampling)
         async with self._gate.call() as (adapter, version):
             changed = sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0
-            if sampling.temperature and changed and not await self._is_processed(prompt_ids):
+            if sampling.temperature and changed and not await self._is_processed(ids):
                 raw = f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from"
                 raise UsageError(f"{raw}; {self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0")
             name = None if adapter is None else adapter.name
-            return check_output(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
+            return check_output(await self._sample(ids, sampling, grammar, name), sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Do as `WeightLoader.load_weights`; the server reads the folder under the same path."""

@@ -79,11 +79,9 @@ class TransformersBackend:
         self._thread: Thread | None = None
         self._closed = False
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
-        self._check(prompt_ids, sampling)
-        call = _Call(np.asarray(prompt_ids, dtype=np.int64), sampling, grammar)
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
+        self._check(ids, sampling)
+        call = _Call(np.asarray(ids, dtype=np.int64), sampling, grammar)
         self._submit(self._waiting, call)
         try:
             return await asyncio.wrap_future(call.future)

@@ -162,13 +162,11 @@ class VllmBackend:
     def version(self) -> int:
         return self._gate.version
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         check_temperature(sampling)
-        if (tokens := len(prompt_ids) + sampling.max_tokens) > self._window:
+        if (tokens := len(ids) + sampling.max_tokens) > self._window:
             raise UsageError(f"{tokens} tokens of prompt and output exceed the model's {self._window}")
-        return await self._loop.run(self._generate(tuple(prompt_ids), sampling, grammar))
+        return await self._loop.run(self._generate(tuple(ids), sampling, grammar))
 
     async def load_weights(self, folder: Path, version: int) -> None:
         if holds_adapters(folder):

@@ -241,11 +241,9 @@ class Saying:
     def __init__(self, said: Sequence[int]) -> None:
         self.said, self.prompts = tuple(said), list[str]()
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         assert (sampling.temperature, sampling.max_tokens, sampling.stop_ids) == (0.0, 9, CHAT.stop_ids)
-        self.prompts.append(CHAT.tokenizer.decode(prompt_ids))
+        self.prompts.append(CHAT.tokenizer.decode(ids))
         return SampledOutput(self.said, (0.0,) * len(self.said), "stop")
 
 

@@ -40,10 +40,8 @@ class Sayer:
         self.samplings: list[Sampling] = []
         self.grammars: list[Grammar | None] = []
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
-        self.prompts.append(tuple(prompt_ids))
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
+        self.prompts.append(tuple(ids))
         self.samplings.append(sampling)
         self.grammars.append(grammar)
         output = self.outputs.pop(0) if self.outputs else END
