@@ -132,7 +132,7 @@ class Ours:
         return [chunk_name(number) for number in numbers]
 
     def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[ChunkId]:
-        found = self._index.bm25.search_terms(terms, k, np.array(self._index.positions(exclude), np.int64))
+        found = self._index.bm25.search(terms, k, np.array(self._index.positions(exclude), np.int64))
         return [self._index.chunk(position).chunk_id for position, _ in found]
 
 

@@ -212,9 +212,7 @@ class VllmBackend:
             del self._engine
             gc.collect()  # the engine's finaliser would fail at interpreter exit
 
-    async def _generate(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None
-    ) -> SampledOutput:
+    async def _generate(self, ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None) -> SampledOutput:
         from vllm.exceptions import VLLMClientError, VLLMError
         from vllm.inputs import tokens_input
 
@@ -222,7 +220,7 @@ class VllmBackend:
             try:
                 request = None if adapter is None else _request(adapter)
                 params = _params(sampling, grammar)
-                prompt, number = tokens_input(list(prompt_ids)), str(next(self._numbers))
+                prompt, number = tokens_input(list(ids)), str(next(self._numbers))
                 steps = self._engine.generate(prompt, params, number, lora_request=request)
                 output = [step async for step in steps][-1].outputs[0]
             except (VLLMClientError, ValueError) as error:

@@ -189,10 +189,8 @@ class Keys(Strings):
         likely = slots[np.minimum(first, len(self) - 1)]
         bounds = zip(self.ends[likely].tolist(), self.ends[likely + 1].tolist(), strict=True)
         return [
-            position if blob[begin:end] == value else self._match(value, place)
-            for value, position, (begin, end), place in zip(
-                encoded, likely.tolist(), bounds, first.tolist(), strict=True
-            )
+            position if blob[begin:end] == value else self._match(value, at)
+            for value, position, (begin, end), at in zip(encoded, likely.tolist(), bounds, first.tolist(), strict=True)
         ]
 
     def _match(self, value: bytes, at: int) -> int:

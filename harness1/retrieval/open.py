@@ -67,16 +67,14 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
     return opener(rest, config)
 
 
-def build_engine(
-    spec: str, documents: Iterable[Document], settings: configs.Index, machine: configs.Machine
-) -> IndexInfo:
+def build_engine(spec: str, docs: Iterable[Document], settings: configs.Index, machine: configs.Machine) -> IndexInfo:
     """Build an index in the engine at `ENGINE:ADDRESS`, as `build_milvus` and `build_chroma` do. Raises UsageError."""
     name, colon, address = spec.partition(":")
     if not colon or name not in ("milvus", "chroma"):
         known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
         raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
     build = getattr(import_module(f"harness1.retrieval.engines.{name}"), f"build_{name}")
-    info: IndexInfo = build(documents, address, settings, machine)
+    info: IndexInfo = build(docs, address, settings, machine)
     return info
 
 

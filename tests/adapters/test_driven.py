@@ -125,7 +125,5 @@ def test_in_a_transcript_the_newest_observations_are_all_that_is_new() -> None:
     for before, after in pairwise(contexts):
         new = newest_observation(after)
         assert 0 < len(new) < len(after.pieces)
-        assert not {piece.key for piece in new if piece.key.startswith("observation")} & {
-            piece.key for piece in before.pieces
-        }
+        assert not {it.key for it in new if it.key.startswith("observation")} & {it.key for it in before.pieces}
         assert all(piece.turn_ref is None for piece in new)

@@ -59,9 +59,7 @@ def test_a_trace_has_the_rows_of_per_request() -> None:
     assert session.episode is not None
     rows = per_request(calls_for_rows(session.episode))
     turns = session.fetch_training_trace().turns
-    assert [tuple(turn.prompt_token_ids + turn.completion_token_ids) for turn in turns] == [
-        row.token_ids for row in rows
-    ]
+    assert [tuple(at.prompt_token_ids + at.completion_token_ids) for at in turns] == [row.token_ids for row in rows]
     assert [tuple(turn.loss_mask) for turn in turns] == [row.loss_mask for row in rows]
     for turn, row in zip(turns, rows, strict=True):
         assert [0.0] * len(turn.prompt_token_ids) + turn.per_token_logps == list(row.rollout_logprobs or ())
@@ -76,9 +74,7 @@ def test_the_reward_is_that_of_the_episode() -> None:
 
 def test_all_samples_of_a_group_get_one_task() -> None:
     made = sessions()
-    queries = {
-        made.create(None, seed, name).initial_messages()[0]["content"] for seed in (3,) for name in ("a", "b", "c")
-    }
+    queries = {made.create(None, 3, name).initial_messages()[0]["content"] for name in ("a", "b", "c")}
     assert queries == {TASKS[1].query}
     with pytest.raises(UsageError, match="no task 'x'"):
         made.create("x")

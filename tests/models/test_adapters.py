@@ -86,9 +86,7 @@ def own_adapters(model: Any) -> Adapters:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_linear_layer_but_the_head_gets_one_that_changes_nothing_until_it_is_trained(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_every_linear_layer_but_the_head_gets_one_that_changes_nothing_untrained(tmp_path: Path, dtype: str) -> None:
     model = loaded(tmp_path, dtype=dtype)
     before = logits_of(model)
     linear = {name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)} - {"lm_head"}
@@ -283,9 +281,7 @@ def test_peft_computes_the_same_from_the_folder(tmp_path: Path, kind: str, lora:
 
 @pytest.mark.parametrize(("kind", "lora"), [("llama", PLAIN), ("llama", LAST), ("gpt_oss", EXPERTS)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_folder_of_adapters_opens_as_a_model_with_them_unmerged(
-    tmp_path: Path, kind: str, lora: Lora, dtype: Any
-) -> None:
+def test_a_folder_of_adapters_opens_with_them_unmerged(tmp_path: Path, kind: str, lora: Lora, dtype: Any) -> None:
     base = save_base(tmp_path / "base", kind)
     save_adapters(tmp_path / "out", base, lora)
     model = load_causal_model(base, "cpu", dtype)
@@ -296,9 +292,7 @@ def test_a_folder_of_adapters_opens_as_a_model_with_them_unmerged(
     assert {value.dtype for name, value in opened.named_parameters() if "lora_" in name} == {torch.float32}
 
 
-def test_the_base_is_found_relative_to_the_folder_and_one_that_is_missing_or_adapted_is_named(
-    tmp_path: Path, base: Path
-) -> None:
+def test_a_base_is_relative_to_the_folder_and_a_missing_or_adapted_one_is_named(tmp_path: Path, base: Path) -> None:
     save_adapters(tmp_path / "out", base)
     settings(tmp_path / "out", base_model_name_or_path="../base")
     assert base_folder(tmp_path / "out").resolve() == base
@@ -312,9 +306,7 @@ def test_the_base_is_found_relative_to_the_folder_and_one_that_is_missing_or_ada
         load_causal_model(tmp_path / "out", "cpu", "float32")
 
 
-def test_the_hash_follows_adapters_and_base_and_not_where_it_lies_and_another_base_is_refused(
-    tmp_path: Path, base: Path
-) -> None:
+def test_the_hash_follows_adapters_and_base_and_another_base_is_refused(tmp_path: Path, base: Path) -> None:
     out = tmp_path / "out"
     save_adapters(out, base)
     card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", adapter_base=folder_hash(base))

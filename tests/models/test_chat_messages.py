@@ -72,9 +72,7 @@ def test_every_call_is_answered_and_texts_are_the_joined_pieces(order: str, know
             for group in group_messages(context.pieces)
             if group[0].turn_ref is None
         ]
-        shown = [
-            each["content"] for each in messages if each["role"] != "assistant" and each["content"] != NOT_EXECUTED
-        ]
+        shown = [it["content"] for it in messages if it["role"] != "assistant" and it["content"] != NOT_EXECUTED]
         assert shown == texts
         own = "".join(each.text for each in context.pieces if each.turn_ref is not None)
         assert len("".join(texts)) + len(own) == len(text_of(context))

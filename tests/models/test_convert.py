@@ -312,9 +312,7 @@ def test_text_survives_the_tokenizer(folder: Path, text: str) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_digits_are_cut_out_before_words_where_the_file_says_so(
-    folder: Path, llama: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_digits_are_cut_out_where_the_file_says_so(folder: Path, llama: LlamaForCausalLM, tmp_path: Path) -> None:
     convert_gguf(written(tmp_path / "plain.gguf", llama, pre="gpt-2"), tmp_path / "plain")
     digits, plain = (AutoTokenizer.from_pretrained(place) for place in (folder, tmp_path / "plain"))
     two = TOKENS.index(SPACE + SPACE)
@@ -350,9 +348,7 @@ def test_a_file_is_converted_to_another_type_and_leaves_nothing_beside(llama: Ll
     made = convert_model(source, tmp_path / "out" / "model", "bfloat16")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
     convert_gguf(source, tmp_path / "float32")
-    rounded, exact = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "out" / "model", tmp_path / "float32")
-    )
+    rounded, exact = (load_file(at / "model.safetensors") for at in (tmp_path / "out" / "model", tmp_path / "float32"))
     assert rounded.keys() == exact.keys()
     assert made.tensors == len(exact)
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)

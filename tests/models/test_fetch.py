@@ -97,9 +97,7 @@ def test_a_model_is_fetched_once_with_all_that_lies_beside_its_weights(tmp_path:
     assert "1 MB" in said[0]
 
 
-def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_layers_are_made_of_a_model_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_tiny_model(tmp_path / "source", num_hidden_layers=3)
     weights = (source / "model.safetensors").read_bytes()
     whole = replace(MODEL, sha256=hashlib.sha256(weights).hexdigest())

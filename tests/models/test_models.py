@@ -121,9 +121,7 @@ def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> 
 
 
 @pytest.mark.parametrize(("kind", "server"), [("vllm", VllmServer), ("sglang", SglangServer)])
-def test_a_model_behind_a_server_counts_by_the_tokenizer_that_is_said_to_be_its(
-    folder: Path, kind: str, server: type
-) -> None:
+def test_a_model_behind_a_server_counts_by_the_tokenizer_said_to_be_its(folder: Path, kind: str, server: type) -> None:
     config = load_config(None, [f"machine.model.tokenizer={folder}", "policy.format=compact"])
     policy = open_model(f"{kind}:some/name@{URL}", config)
     assert isinstance(policy, LanguageModelPolicy)

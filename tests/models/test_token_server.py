@@ -593,10 +593,10 @@ class FakeEngine:
         self.sampled_with.append(lora_request)
         await self.gate.wait()
         chosen = SimpleNamespace(logprob=-0.5)
-        output = SimpleNamespace(
+        out = SimpleNamespace(
             token_ids=[7, 2], logprobs=[{7: chosen}, {2: chosen}], finish_reason="stop", stop_reason=2
         )
-        yield SimpleNamespace(outputs=[output])
+        yield SimpleNamespace(outputs=[out])
 
     async def sleep(self, level: int, mode: str) -> None:
         self.asleep = (level, mode)

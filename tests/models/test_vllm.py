@@ -230,9 +230,7 @@ class TestVllm:
             await call
         assert (await asyncio.wait_for(backend.generate(PROMPT, GREEDY), 60)).output_ids[0] == PARIS
 
-    def test_other_weights_give_other_outputs_of_their_version(
-        self, backend: Engine, base: Path, changed: Path
-    ) -> None:
+    def test_other_weights_give_outputs_of_their_version(self, backend: Engine, base: Path, changed: Path) -> None:
         async def work() -> list[SampledOutput]:
             early = asyncio.create_task(backend.generate(PROMPT, msgspec.structs.replace(GREEDY, max_tokens=24)))
             await asyncio.sleep(0.2)
@@ -283,9 +281,7 @@ class TestVllm:
         assert not passes(adapted, versions[1], outputs, PROMPTS)
         assert not passes(adapted, base, outputs, PROMPTS)
 
-    def test_calls_in_flight_end_on_the_version_that_they_began_with(
-        self, adapted: Adapted, versions: list[Path]
-    ) -> None:
+    def test_calls_in_flight_end_on_the_version_they_began_with(self, adapted: Adapted, versions: list[Path]) -> None:
         """Also when there is room for two versions, three follow, and the folder of the first is gone."""
         copies = [Path(shutil.copytree(each, each.parent / f"copy-{each.name}")) for each in versions]
 

@@ -356,9 +356,7 @@ def test_opening_while_generations_are_published_takes_the_newer_one(tmp_path, m
         build_index(named(word), tmp_path, SMALL)
     gone = tmp_path / "gen-000000"
     answers = [gone, tmp_path / "gen-000002"]
-    monkeypatch.setattr(
-        index_module, "current_generation", lambda _: answers.pop(0) if len(answers) > 1 else answers[0]
-    )
+    monkeypatch.setattr(index_module, "current_generation", lambda _: answers.pop(0) if answers[1:] else answers[0])
     assert open_index(tmp_path).chunk(0).text == "About moon."
 
 

@@ -175,9 +175,7 @@ def test_an_index_made_before_keeps_its_analyser_whatever_is_added(tmp_path) -> 
 def test_auto_depends_on_what_an_index_holds_not_on_how_it_came_there(tmp_path) -> None:
     """Grown over the border and back by additions and deletions, with merges, against one build of the same."""
     rng = random.Random(5)
-    latin = {
-        f"en{number}": " ".join(("rivers", "stones", *rng.choices(("river", "東京都"), k=3))) for number in range(150)
-    }
+    latin = {f"en{at}": " ".join(("rivers", "stones", *rng.choices(("river", "東京都"), k=3))) for at in range(150)}
     few = {"ja0": JAPANESE["tower"], "ja1": JAPANESE["fuji"]}
     build(tmp_path / "grown", dict([*latin.items()][:100]))
     for step in (dict([*latin.items()][100:]), few):

@@ -178,9 +178,7 @@ def test_a_change_does_not_take_damage_for_what_was_written(index: Path) -> None
 
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("name", ["keys.bin", "vectors.f16"])
-def test_damaged_embeddings_are_not_added_to_and_are_made_anew_by_a_new_build(
-    index: Path, name: str, is_cut: bool
-) -> None:
+def test_damaged_embeddings_are_not_added_to_and_are_made_anew(index: Path, name: str, is_cut: bool) -> None:
     expected = ask(open_embedded(index, HASHED))
     assert isinstance(expected, SearchResult)
     (path,) = index.glob(f"vectors/*/{name}")

@@ -443,9 +443,7 @@ def test_the_hash_names_the_files_and_not_where_they_lie(folder: Path, tmp_path:
     assert scorer_of(folder) is scorer_of(folder), "the last one stays loaded"
 
 
-def test_what_cannot_be_opened_is_the_users_mistake(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_opened_is_usage_error(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"machine\.reranker"):
         open_cross_encoder(Machine())
     (tmp_path / "empty").mkdir()

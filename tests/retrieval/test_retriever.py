@@ -151,9 +151,7 @@ def test_those_behind_excluded_chunks_move_up_in_both_lists(folder: Path) -> Non
     assert ids(found) == ids(fused([each[:25] for each in lists], 60))[:10]
 
 
-def test_embeddings_are_used_where_the_index_has_them(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embeddings_are_used_where_there_are_any(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_index([Document(doc_id=DocId("d"), title="river", text="bridge")], tmp_path, Index())
     assert search(folder, QUERIES[0], 9) == search(folder, QUERIES[0], 9, mode="hybrid")
     assert search(tmp_path, "river", 9) == search(tmp_path, "river", 9, mode="bm25") != []

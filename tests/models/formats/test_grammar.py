@@ -25,14 +25,10 @@ from tests.vocabularies import chat_format
 
 TOOLBOX = Toolbox.of(Env())
 STOP = 256
-BYTES = xgrammar.TokenizerInfo(
-    [bytes([value]) for value in range(256)] + [b"</s>"], vocab_size=257, stop_token_ids=[STOP]
-)
+BYTES = xgrammar.TokenizerInfo([bytes([at]) for at in range(256)] + [b"</s>"], vocab_size=257, stop_token_ids=[STOP])
 FORMATS = (("hermes", "qwen"), ("hermes", "chatml"), ("compact", "chatml"))
 CLOSERS = b'"]}\n'
-short = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
-    lambda text: all(text.split(" "))
-)
+short = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda it: all(it.split(" ")))
 """Words with one space between them: no teacher writes a handle or query of blanks, and no grammar here has one."""
 
 

@@ -224,9 +224,7 @@ def test_segments_of_equal_text_have_equal_names_and_outputs_are_named_by_their_
 
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
-def test_declarations_are_encoded_once_for_the_same_tools(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_declarations_are_encoded_once_for_tools(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chat, made = chat_format(name, kind), []
     context = run(make_env().reset(Task("t", "Who?")))
     encode = type(chat).declarations
