@@ -66,9 +66,7 @@ class SkyRLBackend:
     def version(self) -> int:
         return self._client.weight_version
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         """Do as `Backend.generate`; the version at the end differs if weights were loaded meanwhile. Raise UsageError
         also for any sampling but at temperature 1 and 0: the engines do not give its log probabilities."""
         plain = sampling.temperature in (0.0, 1.0) and (sampling.top_p, sampling.top_k) == (1.0, 0)
@@ -81,7 +79,7 @@ class SkyRLBackend:
         # Only the given stop tokens end an output.
         ends = {"max_tokens": sampling.max_tokens, "stop_token_ids": list(sampling.stop_ids), "ignore_eos": True}
         asked = {
-            "prompt_token_ids": [list(prompt_ids)],
+            "prompt_token_ids": [list(ids)],
             "sampling_params": drawn | ends | {"logprobs": 1},
             "session_ids": [self._session],
             # Cached prefixes are of one version of the weights.

@@ -182,9 +182,7 @@ class TinkerBackend:
     def switch(self, client: Any, version: int) -> None:
         self._current = client, version
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         check_sampling(sampling)
         if grammar is not None:
             raise UsageError("a training service has no grammars: set policy.constrained=false")
@@ -193,7 +191,7 @@ class TinkerBackend:
         if self._current is None:
             raise InfrastructureFault("no weights were published to the sampler yet")
         (client, version), sdk = self._current, self.service.sdk
-        prompt = sdk.ModelInput.from_ints(list(prompt_ids))
+        prompt = sdk.ModelInput.from_ints(list(ids))
         kept = {"max_tokens": sampling.max_tokens, "seed": sampling.seed, "temperature": sampling.temperature}
         params = sdk.SamplingParams(**kept, stop=list(sampling.stop_ids), top_k=-1, top_p=1.0)
         answer = await self.service.ask(lambda: client.sample(prompt, 1, params))

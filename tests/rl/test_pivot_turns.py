@@ -61,10 +61,8 @@ class Saying:
         self.hash, self.version = "saying", 0
         self.said, self.prompts = list(said), list[tuple[int, ...]]()
 
-    async def generate(
-        self, prompt: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
-        self.prompts.append(tuple(prompt))
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
+        self.prompts.append(tuple(ids))
         ids = tuple(self.said[(len(self.prompts) - 1) % len(self.said)])
         return SampledOutput(ids, (-0.5,) * len(ids), "stop", self.version, self.version)
 

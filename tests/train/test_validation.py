@@ -75,11 +75,9 @@ class Sayer:
     def __init__(self, outputs: Mapping[tuple[int, ...], tuple[int, ...]]) -> None:
         self.outputs, self.asked = outputs, list[Sampling]()
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> SampledOutput:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         self.asked.append(sampling)
-        return SampledOutput(self.outputs[tuple(prompt_ids)], (), "stop")
+        return SampledOutput(self.outputs[tuple(ids)], (), "stop")
 
     async def load_weights(self, folder: object, version: int) -> None:
         raise NotImplementedError
