@@ -106,7 +106,7 @@ def _rename(tensor: str) -> str:
         return f"{TOP[stem]}.weight"
     match stem.split("."):
         case ["blk", layer, part] if kind == "weight" and part in PARTS:
-            return f"model.layers.{layer}.{BLOCK[part]}.weight"
+            return f"model.layers.{layer}.{PARTS[part]}.weight"
     raise ValueError(f"it has a tensor {tensor!r}, which a plain Llama does not have")
 
 

@@ -69,8 +69,8 @@ class DenseIndex:
         order. Excluded positions are left out, also from the top score, to which the order is relative."""
         dead: list[Integers] = []
         for exclude in excludes:
-            slots, counts = np.unique(self._slots[exclude], return_counts=True)
-            dead.append(slots[(slots >= 0) & (counts == self._counts[slots])] if len(self._used) else slots[:0])
+            gone, times = np.unique(self._slots[exclude], return_counts=True)
+            dead.append(gone[(gone >= 0) & (times == self._counts[gone])] if len(self._used) else gone[:0])
         best = []
         candidates = self._find(queries, ks, dead)
         for query, slots, k, exclude in zip(queries, candidates, ks, excludes, strict=True):

@@ -244,17 +244,6 @@ def test_case_and_the_letters_that_fold_to_ascii_are_ignored(tmp_path: Path) -> 
         assert {at % 7 for at in chunks(found, analyse(pattern).query)} == numbers, pattern
 
 
-def test_a_build_in_stretches_is_the_build_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = corpus(500)
-    index(tmp_path / "one", texts)
-    monkeypatch.setattr(module, "STRETCH", 7)
-    index(tmp_path / "other", texts)
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == ["trigrams.blocks.npy", "trigrams.lists.npy", "trigrams.starts.npy"]
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
-
-
 class Segment(NamedTuple):
     trigrams: Trigrams
     contents: Strings

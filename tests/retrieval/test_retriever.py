@@ -356,9 +356,6 @@ def test_scores_within_a_ten_thousandth_of_the_top_are_ordered_by_id() -> None:
     assert [name for name, _ in total_order(scored)] == ["a", "c", "b"]
     equal = [(ChunkId(name), 1.0) for name in "dbca"]
     assert [name for name, _ in total_order(equal, 2)] == ["a", "b"], "at the cut, too"
-
-
-def test_negative_and_zero_scores_are_ordered_too() -> None:
     for high in (-1.0, 0.0):
         assert [name for name, _ in total_order([(ChunkId("a"), -2.0), (ChunkId("b"), high)])] == ["b", "a"]
     assert total_order([]) == []
