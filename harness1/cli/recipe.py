@@ -61,7 +61,7 @@ def run(
             say(left)
         return None
 
-    work = running.RecipeRun(asked, out, partial(running.run_verb, quiet=as_json), tell)
+    work = running.RecipeRun(asked, out, partial(running.run_verb, quiet=as_json), tell, parse_command)
     try:
         journal = work.run(start_from, until)
     except running.StageFailed as error:
@@ -145,16 +145,18 @@ def check_commands(recipe: Recipe, work: Path) -> None:
     """Raise ConfigError if a stage of a recipe names a verb, an option or a setting that does not exist."""
     for name in recipe.stages:
         try:
-            given = _parse(recipe.words(name, work))
-            config = given.get("config")
+            _, given = parse_command(recipe.words(name, work))
+            config = given.get("--config")
             if not str(config or "").startswith(str(work)):  # else it is the work of an earlier stage
-                load_config(config, list(given.get("overrides") or ()))
+                load_config(config, list(given.get("--set") or ()))
         except UsageError as error:
             raise ConfigError(f"stage {name}: {error}") from error
 
 
-def _parse(words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of a command, without running it; raise UsageError if there is no such command."""
+def parse_command(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the verb of a command and the values of its options and arguments by their names, such as `--policy` and
+    `runs`, without running it; raise UsageError if there is no such command. A stage that asks for help does nothing.
+    """
     # Imported here, because the program imports this module.
     from harness1.cli.main import Misuse, app
 
@@ -168,10 +170,10 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
         said.append(rest[0])
         verbs = commands[rest.pop(0)]
     try:
-        found: dict[str, Any] = verbs.make_context(" ".join(said), rest).params
+        context = verbs.make_context(" ".join(said), rest, help_option_names=[])
     except Misuse as error:
         raise UsageError(f"harness1 {' '.join(said)}: {error.format_message()}") from error
-    return found
+    return context.info_name, {each.opts[0]: context.params[each.name] for each in context.command.params}
 
 
 def tune(
@@ -208,7 +210,7 @@ def tune(
     check_commands(asked, out)
     do: running.Execute = running.on_cluster(ray) if ray else partial(running.run_verb, quiet=True)
     kept = None if forget else (experience or tuning.EXPERIENCE).expanduser()
-    tuning.Tuning(asked, out.resolve(), do, tell, seed, kept, say_result).run(trials, parallel)
+    tuning.Tuning(asked, out.resolve(), do, tell, parse_command, seed, kept, say_result).run(trials, parallel)
     show(out, as_json)
 
 

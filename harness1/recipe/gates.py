@@ -6,77 +6,144 @@ Every gate gives one number. A gate that counts faults has the bound 0; NaN pass
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness1.data.beir import QRELS
 from harness1.data.open import open_source
+from harness1.data.source import status_of
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.compare import compare
 from harness1.eval.run import read_run
-from harness1.model_folder import folder_hash
+from harness1.model_folder import MODEL_FILES, folder_hash
 from harness1.models.checkpoint import read_checkpoint
 from harness1.models.fetch import resolve_model
+from harness1.models.spec import ModelSpec, is_model
 from harness1.models.tokenizer import TOKENIZER
-from harness1.plain import digest, file_digest
+from harness1.plain import digest, file_digest, utf8_safe
+from harness1.policy.registry import SILENT
 from harness1.records import Record
 from harness1.retrieval.files import check_index
+from harness1.retrieval.index import open_index
 from harness1.reward import total_of
 from harness1.rl.admission import read_report
 from harness1.rows import RowFile
-from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage
+from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage, writing
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
 from harness1.training.log import VALIDATION_PREFIX, read_log
 
-CONTENT = (
-    *("corpus.jsonl*", "queries.jsonl*", "qrels/*", "tasks.jsonl"),
-    *("tasks.csv", "curated*.trec", "pool*.trec", "*/tasks.csv", "*/curated*.trec"),
-    *("policies/*/tasks.csv", "policies/*/curated*.trec"),
-    *("train.jsonl", "held_out.jsonl"),
-    *("*.safetensors", "*.gguf", "tokenizer.json", "config.json", "adapter_config.json"),
-)
-"""The files that are content: datasets, results of runs, rows, models. Times, paths and pages are not."""
+CONTENT: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(
+        ("data copy", "data get", "data import", "tasks make"),
+        ("corpus.jsonl*", "queries.jsonl*", f"{QRELS}/*", "tasks.jsonl"),
+    ),
+    "run": ("tasks.csv", "curated*.trec", "pool*.trec"),
+    "eval --ablations": ("*/tasks.csv", "*/curated*.trec"),
+    "rl check": ("report.json", "policies/*/tasks.csv", "policies/*/curated*.trec"),
+    "sft build": ("train.jsonl", "held_out.jsonl", "card.json"),
+    **dict.fromkeys(
+        ("models convert", "models new", "models-get", "sft train", "rl train"),
+        tuple(f"*{ending}" for ending in (*MODEL_FILES, ".jinja", ".gguf")),
+    ),
+}
+"""The files that are the content of a stage's folder, by the verb on its card. Times and pages are not."""
 
 
 def artifact(place: Path) -> str:
-    """Return the hash of a file, or of the content of a folder, which is equal in every folder; empty if there is none.
-    Of a folder that holds none of the files in `CONTENT`, every file counts, but no card. Raises UsageError: the place
-    cannot be read."""
-    try:
+    """Return the hash of what a stage made, a file or the content of a folder, which is equal in every work folder;
+    empty if there is none. Of a folder whose card says nothing in `CONTENT`, every file counts, but no card. Raises
+    UsageError: it cannot be read."""
+    with writing(place):
         if not place.is_dir():
             return file_digest(place)
-        if (card := read_raw_stage(place)) is not None and "index" in card.hashes and card.verb == "index":
-            return card.hashes["index"]
-        files = sorted({file for pattern in CONTENT for file in place.glob(pattern) if file.is_file()})
-        files = files or sorted(file for file in place.rglob("*") if file.is_file() and file.name != STAGE)
-        return digest({str(file.relative_to(place)): file_digest(file) for file in files}) if files else ""
-    except OSError as error:
-        raise UsageError(f"{error.filename or place}: {error.strerror}") from error
+        card = read_raw_stage(place)
+        if card is not None and card.verb == "index":
+            return open_index(place).info.index_hash
+        patterns = CONTENT.get(card.verb, ()) if card is not None else ()
+        files = {file for pattern in patterns for file in place.glob(pattern) if file.is_file() and file.name != STAGE}
+        sums = {str(file.relative_to(place)): _wherever(file, place.parent) for file in files}
+        sums = sums or {name: sum_ for name, sum_ in _sums_below(place).items() if Path(name).name != STAGE}
+        return digest(sums) if sums else ""
 
 
-GROUPS = ("data", "models", "rl", "sft", "tasks", "train", "serve", "config")
-"""First words of verbs that have a second one."""
+def hash_input(named: str, *, follow_links: bool = False) -> str:
+    """Return the hash of every file that an input names, as `PATH`, `KIND:PATH`, `PATH:NAME` or `KIND:PATH@URL`; what
+    is not on this machine counts by its name. `follow_links`: also of the files behind links to folders elsewhere.
+    Raises UsageError: a file cannot be read."""
+    rest = named.partition(":")[2]
+    spelled = (named, rest, rest.partition("@http")[0], named.rpartition(":")[0])
+    places = (at_home(each) for each in spelled if each and not named.startswith("world:"))
+    place = next(filter(os.path.exists, places), None)
+    if place is None:
+        return named
+    with writing(place):
+        return digest(_sums_below(place, follow_links)) if place.is_dir() else file_digest(place)
+
+
+def at_home(named: str) -> Path:
+    """Return a path, which may begin with `~/`."""
+    return Path.home() / named[2:] if named.startswith("~/") else Path(named)
+
+
+def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
+    """Return the hash of every file below a folder, by its relative path; of a link to a folder that is not entered,
+    where it leads. Those that stay within are entered once, those that leave only if asked, but for a dataset's gold.
+    """
+    root, sums, folders, entered = os.path.realpath(place), dict[str, str](), [""], {_identity(place.stat())}
+    while folders:
+        folder = folders.pop()
+        for entry in os.scandir(place / folder):
+            path, name = place / folder / entry.name, f"{folder}/{entry.name}".removeprefix("/")
+            shown = name if utf8_safe(name) == name else f"{name!r}/"  # as no file is called
+            if not path.is_dir():
+                sums[shown] = file_digest(path) if status_of(path) else ""
+                continue
+            identity = _identity(entry.stat())
+            if entry.is_symlink():
+                end = os.path.realpath(path)
+                enters = follow_links or entry.name == QRELS or Path(end).is_relative_to(root)
+                if identity in entered or not enters:
+                    sums[shown] = utf8_safe(end)
+                    continue
+            entered.add(identity)
+            folders.append(name)
+    return sums
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _wherever(file: Path, work: Path) -> str:
+    """Return the hash of a file; that of JSON does not depend on where the work folder is, which some cards name."""
+    if file.suffix != ".json":
+        return file_digest(file)
+    return digest(file.read_bytes().replace(os.fsencode(work.resolve()), b"{work}"))
+
+
+Parse = Callable[[Sequence[str]], tuple[str, Mapping[str, Any]]]
+"""Reads a command as the program does: returns its verb, and the values of its options and arguments by their names,
+such as `--policy` and `runs`, also of those left out. Raises UsageError: there is no such command."""
 
 
 @dataclass(frozen=True)
 class StageCase:
-    """A stage whose command has ended."""
+    """A stage whose command has ended: its verb and the values of `Parse`, and its folder."""
 
-    words: tuple[str, ...]
+    verb: str
+    given: Mapping[str, Any]
     folder: Path
 
-    @property
-    def verb(self) -> str:
-        return " ".join(self.words[: 2 if self.words[0] in GROUPS else 1])
-
     def option(self, name: str) -> str:
-        """Return the last value of an option, or the empty string."""
-        places = [at for at, word in enumerate(self.words[:-1]) if word == name]
-        return self.words[places[-1] + 1] if places else ""
+        """Return the value of an option or argument as text, or the empty string."""
+        value = self.given.get(name)
+        return "" if value is None else str(value)
 
 
 EPISODES = "episodes"
@@ -129,7 +196,7 @@ def _share_valid_actions(case: StageCase) -> float | None:
 
 def _oracle_recall(case: StageCase) -> float | None:
     policy = case.option("--policy") or case.option("--teacher")
-    return _recall(case) if policy.rpartition(":")[2] == "oracle" else None
+    return _recall(case) if policy.removeprefix(SILENT) == "oracle" else None
 
 
 def _count_wrong_masks(case: StageCase) -> float:
@@ -150,8 +217,7 @@ def _count_foreign_tokenizers(case: StageCase) -> float | None:
     expected = file_digest(model / TOKENIZER)
     found = {file_digest(case.folder / TOKENIZER)}
     if case.verb == "sft train":
-        rows = next((word for word in case.words[2:] if not word.startswith("-")), "")
-        found.add(read_card(Path(rows)).tokenizer_hash)
+        found.add(read_card(Path(case.option("dataset"))).tokenizer_hash)
     return float(len(found - {expected}))
 
 
@@ -204,9 +270,7 @@ def _share_zero_variance(case: StageCase) -> float | None:
 def _least_lead(case: StageCase) -> float:
     """Return the least lead in reward that the first run of a comparison has over any other: of each mean paired
     difference, the lower end of its 95 % interval."""
-    words = list(zip(case.words, case.words[1:], strict=False))
-    runs = [Path(word) for before, word in words if not before.startswith("--") and not word.startswith("--")]
-    compared = compare(list(map(read_run, runs)), "reward", top=0)
+    compared = compare([read_run(Path(run)) for run in case.given.get("runs", ())], "reward", top=0)
     return -max(pair.metrics["reward"].difference.high for pair in compared.others)
 
 
@@ -224,8 +288,10 @@ def _recall(case: StageCase) -> float:
 
 
 def _model(case: StageCase) -> Path | None:
-    spec = case.option("--model").removeprefix("hf:")
-    return resolve_model(spec) if spec and "@" not in spec else None
+    """Return the folder of the model that training began with; None if only a server has it."""
+    named = case.option("--model")
+    spec = ModelSpec.read(named) if is_model(named) else ModelSpec("hf", named, None)
+    return None if not named or (spec.url and not Path(spec.model).is_dir()) else resolve_model(spec.model)
 
 
 def _card(folder: Path) -> Stage:

@@ -48,6 +48,9 @@ class RecipeStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     takes: float = 0.0
     """Seconds that it took on two quiet cores, by which the time left is told; 0: not known."""
 
+    def __post_init__(self) -> None:
+        shlex.split(self.run)  # raises ValueError for a quotation that does not end
+
 
 class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The values that trials give one setting: a range, or choices."""

@@ -7,6 +7,7 @@ was at work resumes it. `recipe.json` says which stages are done, from what, and
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,17 @@ from typing import Literal
 from msgspec.structs import replace
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
-from harness1.recipe.gates import GateRuling, StageCase, artifact, judge_stage, metrics_of
+from harness1.plain import file_digest
+from harness1.recipe.gates import GateRuling, Parse, StageCase, artifact, at_home, hash_input, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.records import Record
 from harness1.runs.files import lock, read_record, read_stage, write_json, writing
 
 JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
 TRIES, PAUSE_S = 5, 0.1
+HASHING = 2
+"""The version of the hashes of inputs and results."""
+_OWN_CODE = re.compile(r"""[^"'=,:\[]+\.py(?=:[^\W\d])""")
 
 
 class StageRecord(Record, kw_only=True):
@@ -35,7 +40,7 @@ class StageRecord(Record, kw_only=True):
     words: tuple[str, ...]
     """Its command, without `harness1`."""
     needs: dict[str, str]
-    """The hash of everything that it used, by the name of stage or input."""
+    """The hash of everything that it used, by the name of stage or input, or by the path of settings and code."""
     status: Literal["running", "passed", "failed"]
     artifact: str = ""
     """The hash of what it made."""
@@ -74,6 +79,7 @@ class RecipeState(Record, kw_only=True):
     stages: dict[str, StageRecord] = {}
     plan: dict[str, StagePlan] = {}
     """Every stage of the last run, in order."""
+    hashing: int = 1
 
     def times(self) -> dict[str, float]:
         """Return the seconds that each stage to come takes, at the pace of those that have passed; 0: not known."""
@@ -162,6 +168,7 @@ class RecipeRun:
     work: Path
     execute: Execute
     watch: Watch
+    parse: Parse
     state: RecipeState = field(init=False)
 
     def run(self, start_from: str = "", until: str = "") -> RecipeState:
@@ -172,7 +179,8 @@ class RecipeRun:
         again = self.recipe.from_stage(start_from) if start_from else ()
         with hold_folder(self.work):
             inputs = {name: self._hash(name) for name in self.recipe.inputs}
-            state = read_recipe_state(self.work) or RecipeState(title=self.recipe.title, recipe="", inputs=inputs)
+            new = RecipeState(title=self.recipe.title, recipe="", inputs=inputs, hashing=HASHING)
+            state = self._hashed_anew(read_recipe_state(self.work) or new)
             if changed := [name for name, known in state.inputs.items() if inputs.get(name) != known]:
                 said = f"{self.work} was begun with other inputs ({', '.join(changed)})"
                 raise UsageError(f"{said}: restore them, or choose another --out")
@@ -186,14 +194,27 @@ class RecipeRun:
                 self._pass_stage(name)
             return self.state
 
+    def _hashed_anew(self, state: RecipeState) -> RecipeState:
+        """Return the state of a folder that an earlier version began: the command of a stage whose hash is another now
+        runs again, and finds its work done."""
+        if state.hashing == HASHING:
+            return state
+        stages = dict(state.stages)
+        for name, record in stages.items():
+            if record.status == "passed" and record.artifact != artifact(self.work / name):
+                stages[name] = replace(record, status="running")
+        return replace(state, inputs={}, stages=stages, hashing=HASHING)
+
     def _pass_stage(self, name: str) -> None:
         stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), self.state.stages.get(name)
         made = {each: record.artifact for each, record in self.state.stages.items()}
-        needs = {each: (self.state.inputs | made)[each] for each in self.recipe.needs(name)}
+        files = {each: self._hash(each) for each in self._files_of(words)}
+        needs = {each: (self.state.inputs | made)[each] for each in self.recipe.needs(name)} | files
         if before is not None and before.status == "failed" and not (self.work / name).exists():
             before = None  # it made nothing that other settings could spoil
-        if before is not None and before.words != words:
-            changed = [word for word in (*words, *before.words) if (word in before.words) != (word in words)]
+        edited = [each for each in files if before and before.needs.get(each, files[each]) != files[each]]
+        if before is not None and (before.words != words or edited):
+            changed = [word for word in (*words, *before.words) if (word in before.words) != (word in words)] + edited
             raise UsageError(
                 f"stage {name} was run with other settings ({', '.join(dict.fromkeys(changed)) or 'in their order'}):"
                 f" --from {name} does it again, with all that use it"
@@ -220,14 +241,11 @@ class RecipeRun:
         record = replace(record, seconds=record.seconds + time.monotonic() - began, exit=code, status="failed")
         card = read_stage(place) if code == FAULTY else None
         if code == 0 or (card is not None and card.status == "finished" and "failures" in card.gates):
-            findings = (*judge_stage(StageCase(record.words, place), record.gates), *self._changes(record.needs))
-            record = replace(
-                record,
-                status="passed" if all(each.passed for each in findings) else "failed",
-                findings=findings,
-                artifact=artifact(place),
-                metrics=metrics_of(place),
-            )
+            case = StageCase(*self.parse(record.words), place)
+            findings = (*judge_stage(case, record.gates), *self._changes(record.needs))
+            record = replace(record, findings=findings, metrics=metrics_of(place))
+            if all(each.passed for each in findings):
+                record = replace(record, status="passed", artifact=artifact(place))
         self._keep(name, record)
 
     def _keep(self, name: str, record: StageRecord) -> None:
@@ -246,10 +264,21 @@ class RecipeRun:
         says = [f"changes to {each}" for each in changed]
         return tuple(GateRuling("unchanged", 1.0, 0.0, False, *each) for each in zip(says, looks, strict=True))
 
+    def _files_of(self, words: Sequence[str]) -> list[str]:
+        """Return the files of settings and of own code that a command names, but those of this folder."""
+        config = self.parse(words)[1].get("--config")
+        named = [config or "", *(found for word in words for found in _OWN_CODE.findall(word))]
+        files = {path.resolve() for path in map(at_home, named) if path.is_file()}
+        return sorted(str(each) for each in files if not each.is_relative_to(self.work.resolve()))
+
     def _hash(self, name: str) -> str:
-        """Return the hash of what a stage made, or of an input; of an input that is no file, its name."""
-        place = self.recipe.inputs.get(name, "")
-        return artifact(self.work / name) if name in self.recipe.stages else artifact(Path(place)) or place
+        """Return the hash of what a stage made, of an input, or of a file that a command names."""
+        if name in self.recipe.stages:
+            return artifact(self.work / name)
+        if name not in self.recipe.inputs:
+            return file_digest(Path(name))
+        follows = any("--follow-links" in stage.run for stage in self.recipe.stages.values())
+        return hash_input(self.recipe.inputs[name], follow_links=follows)
 
 
 def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from harness1.config import load_config
 from harness1.errors import UsageError, optional
 from harness1.models.fetch import resolve_model
 from harness1.plain import digest
-from harness1.recipe.gates import StageCase, artifact
+from harness1.recipe.gates import Parse, StageCase, artifact
 from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, put_setting, recipe_of
 from harness1.recipe.run import Event, Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
@@ -132,23 +131,23 @@ def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | 
     return min(ended, key=lambda each: sign * (each.value or 0.0), default=None)
 
 
-def tuning_subject(recipe: Recipe, shared: Path) -> str:
+def tuning_subject(recipe: Recipe, shared: Path, parse: Parse) -> str:
     """Return the hash of what a tuning is about: the documents as they are indexed, the reward of the objective's
     stage, the size of the model as a power of two, the objective, and the names of the settings that are varied.
     `shared`: the folder of the shared stages, which are done."""
     objective = objective_of(recipe)
-    corpus = sorted(artifact(shared / name) for name, stage in recipe.stages.items() if stage.run.startswith("index "))
+    cases = {name: StageCase(*parse(recipe.words(name, shared)), shared) for name in recipe.stages}
+    corpus = sorted(artifact(shared / name) for name, case in cases.items() if case.verb == "index")
     models: list[Path] = []
-    for name in recipe.stages:
-        model = StageCase(recipe.words(name, shared), shared).option("--model").removeprefix("hf:")
-        if model and "@" not in model and not Path(model).is_relative_to(shared):
-            models.append(resolve_model(model))
-        elif Path(model).is_dir():
+    for case in cases.values():
+        model = case.option("--model").removeprefix("hf:")
+        if Path(model).is_dir() and model:
             models.append(Path(model))
+        elif model and "@" not in model and not Path(model).is_relative_to(shared):
+            models.append(resolve_model(model))
     size = sum(file.stat().st_size for place in models for file in place.glob("*.safetensors"))
-    words = recipe.words(objective.stage, shared)
-    settings = [word for before, word in pairwise(words) if before == "--set"]
-    reward = load_config(StageCase(words, shared).option("--config") or None, settings).reward_hash
+    case = cases[objective.stage]
+    reward = load_config(case.option("--config") or None, list(case.given.get("--set") or ())).reward_hash
     about = [corpus, reward, max(size, 1).bit_length()]
     return digest([*about, objective.stage, objective.metric, sorted(recipe.search)])
 
@@ -162,6 +161,7 @@ class Tuning:
     execute: Execute
     watch: Callable[[int | None], Watch]
     """Returns who is told of a trial's stages, by its number; None: of the shared stages."""
+    parse: Parse
     seed: int = 0
     experience: Path | None = None
     """The folder of what tunings learned, a file for each subject; None: nothing is read and nothing kept."""
@@ -185,9 +185,9 @@ class Tuning:
             self._describe()
             stages = {name: self.recipe.stages[name] for name in common}
             shared = replace(self.recipe, stages=stages, search={}, objective=None)
-            RecipeRun(shared, self.out / SHARED, self.execute, self.watch(None)).run()
+            RecipeRun(shared, self.out / SHARED, self.execute, self.watch(None), self.parse).run()
             if self.experience:
-                subject = tuning_subject(self.recipe, self.out / SHARED)
+                subject = tuning_subject(self.recipe, self.out / SHARED, self.parse)
                 self._known = self.experience / f"{subject[:16]}.jsonl"
                 self._describe(subject)
             optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -253,7 +253,7 @@ class Tuning:
         result = TrialResult(number=number, settings=trial.params, looks=looks)
         try:
             recipe = trial_recipe(self.recipe, trial.params, self.out / SHARED)
-            state = RecipeRun(recipe, self.out / f"trial-{number:04}", self.execute, look).run()
+            state = RecipeRun(recipe, self.out / f"trial-{number:04}", self.execute, look, self.parse).run()
             metrics = state.stages[objective.stage].metrics
             if objective.metric not in metrics:
                 raise UsageError(f"{objective.stage} has no metric {objective.metric}; it has {', '.join(metrics)}")

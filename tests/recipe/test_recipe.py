@@ -15,14 +15,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from harness1.cli.main import Verb, Verbs, app
-from harness1.cli.recipe import check_commands
-from harness1.config import load_config
+from harness1.cli.recipe import check_commands, parse_command
+from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.recipe.gates import GATES, GateRuling, StageCase, artifact, judge_stage
+from harness1.recipe.gates import GATES, GateRuling, StageCase, artifact, hash_input, judge_stage
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import (
     JOURNAL,
@@ -37,7 +38,9 @@ from harness1.recipe.run import (
     read_recipe_state,
     run_verb,
 )
+from harness1.records import DocId
 from harness1.retrieval.build import build_index
+from harness1.retrieval.corpus import Document
 from harness1.runs.files import Stage, lock, write_json
 from tests.cli.commands import command_in_process
 
@@ -98,7 +101,11 @@ def recipe(notes: Path, **stages: dict[str, Any]) -> Recipe:
 
 
 def work_of(notes: Path, commands: Commands, **stages: dict[str, Any]) -> RecipeRun:
-    return RecipeRun(recipe(notes, **stages), notes.parent / "work", commands, commands.watch)
+    return RecipeRun(recipe(notes, **stages), notes.parent / "work", commands, commands.watch, parse_command)
+
+
+def stage_case(folder: Path, *words: str) -> StageCase:
+    return StageCase(*parse_command(words), folder)
 
 
 def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
@@ -121,6 +128,7 @@ def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
     [
         ({"stages": {"a": {"run": "index {b} --out {out}"}}}, r"stage a uses \{b\}"),
         ({"stages": {"a": {"run": "index {a}"}}}, r"stage a uses \{a\}"),
+        ({"stages": {"a": {"run": "index 'notes"}}}, "No closing quotation"),
         ({"stages": {"size": {"run": "index x"}}}, "size cannot be the name of a stage"),
         ({"stages": {"a": {"run": "index x", "gates": {"orakel": 1.0}}}}, "a has a gate orakel; there are documents"),
         ({"stages": {"a": {"run": "index x", "sets": {}}}}, "unknown field `sets`"),
@@ -174,14 +182,14 @@ def test_a_run_is_better_where_its_lead_over_each_of_the_others_is_beyond_chance
         evaluate(Evaluation("world:60:0:people", "train", tasks, str(tmp_path / "index"), policy, config), Path(run))
 
     def found(*names: str) -> GateRuling:
-        case = StageCase(("compare", *(runs[name] for name in names), "--out", "x"), tmp_path / "x")
+        case = stage_case(tmp_path / "x", "compare", *(runs[name] for name in names), "--out", "x")
         return judge_stage(case, {"better": 0.0})[0]
 
     assert found("oracle", "no-op").passed
     assert found("oracle", "no-op", "oracle").value == 0.0
     behind = found("no-op", "oracle", "single-shot")
     assert (behind.passed, behind.look) == (False, f"harness1 compare RUN RUN --metric reward --out {tmp_path / 'x'}")
-    assert judge_stage(StageCase(("compare", *runs.values()), tmp_path), {}) == []
+    assert judge_stage(stage_case(tmp_path, "compare", *runs.values()), {}) == []
 
 
 def test_settings_are_given_to_the_verbs_that_take_them() -> None:
@@ -342,7 +350,7 @@ def test_who_only_looks_whether_a_recipe_is_at_work_does_not_refuse_it(notes: Pa
 
 def test_a_folder_of_something_else_or_at_work_is_refused(notes: Path) -> None:
     with pytest.raises(UsageError, match="notes is not empty and holds no recipe"):
-        RecipeRun(recipe(notes), notes, Commands(), Commands().watch).run()
+        RecipeRun(recipe(notes), notes, Commands(), Commands().watch, parse_command).run()
     work = work_of(notes, Commands())
     with hold_folder(work.work), pytest.raises(UsageError, match="work is at work in another process"):
         work.run()
@@ -469,28 +477,154 @@ def test_a_command_ends_with_the_recipe_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "beside"),
+    ("verb", "content", "beside"),
     [
-        ("model.safetensors", "log.jsonl"),
-        ("tasks.csv", "resources.json"),
-        ("policies/oracle/tasks.csv", "policies/oracle/resources.json"),
-        ("oracle/tasks.csv", "view.html"),
-        ("qrels/test.tsv", "README.md"),
-        ("made.txt", "stage.json"),
+        ("rl train", "model.safetensors", "log.jsonl"),
+        ("sft train", "chat_template.jinja", "state/state.pt"),
+        ("sft train", "tokenizer_config.json", "README.md"),
+        ("models new", "special_tokens_map.json", "README.md"),
+        ("rl train", "checkpoint.json", "episodes/stage.json"),
+        ("models convert", "generation_config.json", "log.jsonl"),
+        ("run", "tasks.csv", "resources.json"),
+        ("rl check", "policies/oracle/tasks.csv", "policies/oracle/resources.json"),
+        ("rl check", "report.json", "README.md"),
+        ("eval --ablations", "oracle/tasks.csv", "view.html"),
+        ("data copy", "qrels/test.tsv", "README.md"),
+        ("sft build", "card.json", "README.md"),
+        ("", "made.txt", "stage.json"),
+        ("unheard of", "made.txt", "stage.json"),
     ],
 )
 def test_an_artifact_is_its_content_wherever_it_lies_and_however_long_it_took(
-    tmp_path: Path, content: str, beside: str
+    tmp_path: Path, verb: str, content: str, beside: str
 ) -> None:
     hashes = []
     for at, (made, told) in enumerate((("a", "1"), ("a", "2"), ("b", "1"))):
-        folder = tmp_path / str(at)
-        for name, text in ((content, made), (beside, told)):
+        folder = tmp_path / str(at) / "made"
+        if verb:
+            Stage(verb, {"number": told}).write(folder)
+        for name, text in ((content, f"{made} of {folder.parent}"), (beside, told)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text if name != "stage.json" else json.dumps({"verb": text, "inputs": {}}))
+            if name != "stage.json":
+                (folder / name).write_text(text if name.endswith(".json") else text.partition(" ")[0])
         hashes.append(artifact(folder))
     assert hashes[0] == hashes[1] != hashes[2]
     assert artifact(tmp_path / "none") == ""
+
+
+def test_an_index_is_what_its_files_say_and_not_its_card(tmp_path: Path) -> None:
+    for name, text in (("one", "Ada was born in Grimsby."), ("two", "Ada was born in Hull.")):
+        build_index([Document(DocId("a"), "A", text)], tmp_path / name, Config().index)
+        Stage("index", {}, "finished", hashes={"index": "as it was"}).write(tmp_path / name)
+    assert artifact(tmp_path / "one") != artifact(tmp_path / "two")
+
+
+EDITS: dict[str, Callable[[Path], object]] = {
+    "an edit": lambda notes: (notes / "a.md").write_text("Ada was born in Hull."),
+    "an addition": lambda notes: (notes / "b.md").write_text("Bea was born in Hull."),
+    "a deletion": lambda notes: (notes / "a.md").unlink(),
+    "an addition below": lambda notes: (notes / "deep").mkdir() or (notes / "deep" / "b.md").write_text("x"),
+    "a link that breaks": lambda notes: (notes / "l.md").symlink_to(notes / "none"),
+    "a name that is not UTF-8": lambda notes: (notes / "\udcff.md").write_text("x"),
+    "a card": lambda notes: (notes / "stage.json").write_text("x"),
+}
+HIDING = ("config.json", "tasks.csv", "train.jsonl", "corpus.jsonl", "tokenizer.json", "x.safetensors", "qrels/a.tsv")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_no_file_hides_what_changes_beside_it_in_an_input(notes: Path, edit: str) -> None:
+    for name in HIDING:
+        (notes / name).parent.mkdir(exist_ok=True)
+        (notes / name).write_text("")
+    Stage("index", {}, "finished", hashes={"index": "as it was"}).write(notes)
+    work_of(notes, commands := Commands()).run(until="first")
+    EDITS[edit](notes)
+    with pytest.raises(UsageError, match=r"begun with other inputs \(notes\)"):
+        work_of(notes, commands).run()
+    assert commands.verbs == ["index"]
+
+
+@pytest.mark.parametrize("named", ["{}", "browsecomp_plus:{}", "hf:{}", "vllm:{}@http://localhost:8000", "{}:test"])
+def test_an_input_that_names_a_place_in_any_way_is_what_lies_there(notes: Path, named: str) -> None:
+    before = hash_input(named.format(notes))
+    (notes / "a.md").write_text("Ada was born in Hull.")
+    assert hash_input(named.format(notes)) != before
+    assert hash_input("world:60:0:people") == "world:60:0:people"
+    assert hash_input(f"{notes / 'a.md'}:own") == hash_input(str(notes / "a.md"))
+
+
+def test_links_of_an_input_are_entered_as_its_reader_enters_them(notes: Path, tmp_path: Path) -> None:
+    for name in ("qrels", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (notes / name).symlink_to(tmp_path / name)
+    (notes / "round").symlink_to(notes)
+    before = [hash_input(str(notes), follow_links=each) for each in (False, True)]
+    (tmp_path / "elsewhere" / "b.md").write_text("x")
+    after = [hash_input(str(notes), follow_links=each) for each in (False, True)]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False]
+    (tmp_path / "qrels" / "test.tsv").write_text("x")
+    assert hash_input(str(notes)) != before[0]
+
+
+@pytest.mark.parametrize(("file", "word"), [("my.toml", "--config={}"), ("own.py", "--tool={}:shout")])
+def test_edited_settings_and_code_ask_for_their_stage_again(notes: Path, tmp_path: Path, file: str, word: str) -> None:
+    path = tmp_path / file
+    path.write_text("")
+    second = {"run": f"eval {{first}} {word.format(path)} --out {{out}}", "config": ""}
+    work_of(notes, commands := Commands(), second=second).run()
+    path.write_text("# edited")
+    with pytest.raises(UsageError, match=rf"stage second was run with other settings \({path}\): --from second"):
+        work_of(notes, commands, second=second).run()
+    work_of(notes, commands, second=second).run("second")
+    assert commands.verbs == [*EVERY, "eval", "compare"]
+
+
+def test_a_folder_of_an_earlier_version_goes_on_and_runs_again_only_what_is_hashed_otherwise(notes: Path) -> None:
+    work = work_of(notes, Commands())
+    state = work.run()
+    work_of(notes, again := Commands()).run()
+    assert again.verbs == []
+    stages = {**state.stages, "second": replace(state.stages["second"], artifact="by known names")}
+    stages["aside"] = replace(stages["aside"], needs={"notes": "by known names"})
+    write_json(work.work / JOURNAL, replace(state, hashing=1, inputs={"notes": "by known names"}, stages=stages))
+    ended = work_of(notes, again).run()
+    assert again.verbs == ["eval", "data"]  # the result of `eval` is what it was
+    assert ended.inputs == state.inputs
+    assert {each.status for each in ended.stages.values()} == {"passed"}
+
+
+FORMS = [
+    ("--policy", "oracle"),
+    ("--policy=oracle",),
+    ("--policy", "scripted", "--policy", "oracle"),
+    ("--policy=scripted", "--policy=silent:oracle"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gate_reads_a_command_as_the_program_does(tmp_path: Path, form: tuple[str, ...]) -> None:
+    (tmp_path / "metrics.json").write_text('{"curated_recall": {"mean": 0.5}}')
+    for words in (("eval", *form, "world:60"), ("eval", "world:60", "--out", "--policy", *form)):
+        rulings = judge_stage(stage_case(tmp_path, *words), QUIET)
+        assert [(each.gate, each.passed) for each in rulings] == [("oracle", False)], words
+    for other in (("--policy", "oracle", "--policy", "scripted"), ("--policy=own.py:oracle",), ("--out=oracle",)):
+        assert judge_stage(stage_case(tmp_path, "eval", "world:60", *other), QUIET) == []
+
+
+@pytest.mark.parametrize("form", ["--model={}", "--model=hf:{}", "--model=vllm:{}@http://localhost:8000"])
+def test_a_model_is_held_to_its_origin_however_it_is_named(tmp_path: Path, form: str) -> None:
+    for name in ("base", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(name)
+    case = stage_case(tmp_path / "out", "rl", "train", "--data=d", form.format(tmp_path / "base"), "--out=x")
+    found = {each.gate: each.passed for each in judge_stage(case, {})}
+    assert (found["tokenizer"], found["origin"]) == (False, False)
+
+
+@pytest.mark.parametrize("asks", ["eval {notes} --help", "eval {notes} -h", "--version", "sft", "index check --help"])
+def test_a_stage_that_would_only_be_explained_is_refused(notes: Path, asks: str) -> None:
+    with pytest.raises(ConfigError, match="stage aside: "):
+        check_commands(recipe(notes, aside={"run": asks}), notes.parent / "work")
 
 
 def test_the_journal_is_written_whole_or_not_at_all(notes: Path) -> None:

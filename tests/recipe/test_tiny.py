@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness1.cli.recipe import parse_command
 from harness1.data import beir
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.tokenizer import TOKENIZER
@@ -66,7 +67,7 @@ def failing(work: Path, until: str = "", asked: str = "") -> dict[str, list[str]
     for name in names[: names.index(until) + 1] if until else names:
         record = stages[name]
         bounds = {gate: bound for gate, bound in record.gates.items() if gate != asked}
-        findings = judge_stage(StageCase(record.words, work / name), bounds)
+        findings = judge_stage(StageCase(*parse_command(record.words), work / name), bounds)
         if failed := [each.gate for each in findings if not each.passed]:
             found[name] = failed
     return found

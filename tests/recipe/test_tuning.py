@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from harness1.cli.recipe import parse_command
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.recipe.gates import GATES, StageCase
@@ -58,7 +59,7 @@ class Simulation:
         if place == self.interrupt_at:
             raise KeyboardInterrupt
         self.ran.append(place)
-        case = StageCase(tuple(words), Path())
+        case = StageCase(*parse_command(words), Path())
         out = Path(case.option("--out"))
         out.mkdir(parents=True, exist_ok=True)
         settings = dict(word.partition("=")[::2] for word in words)
@@ -87,7 +88,7 @@ def write_checkpoint(out: Path, metrics: dict[str, float]) -> None:
 
 
 def tuning(out: Path, execute: Any, recipe: Recipe | None = None, kept: Path | None = None, seed: int = 0) -> Tuning:
-    return Tuning(recipe or tiny(), out, execute, lambda trial: lambda *_: None, seed, kept)
+    return Tuning(recipe or tiny(), out, execute, lambda trial: lambda *_: None, parse_command, seed, kept)
 
 
 def test_what_no_setting_reaches_is_shared_and_the_rest_is_each_trials_own() -> None:
@@ -209,7 +210,7 @@ def test_experience_is_of_the_same_documents_reward_and_size(tmp_path: Path) -> 
 
     def subject(model: str = "small", corpus: str = "one", change: str = "rl.rl.batches=3") -> str:
         recipe = load_recipe("own-corpus", [change], ["documents=docs", f"model={tmp_path / model}"])
-        return tuning_subject(recipe, shared / corpus)
+        return tuning_subject(recipe, shared / corpus, parse_command)
 
     assert subject() == subject(change="rl.rl.batches=9")
     assert len({subject(), subject("large"), subject(corpus="two"), subject(change="rl.reward.clutter=0.2")}) == 4
