@@ -36,6 +36,10 @@ class SchemaError(UsageError):
     """A record that was written by a newer version of the package, or that is not a record at all."""
 
 
+class PluginWarning(UserWarning):
+    """An installed plugin is ignored: it has a name of this package, or the metadata of its package are broken."""
+
+
 class MissingExtra(UsageError):
     """An optional dependency that is not installed. `package`: the module that could not be imported. `extra`: the name
     of the extra that installs it."""

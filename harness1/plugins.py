@@ -14,18 +14,20 @@ import marshal
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
+from itertools import chain
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness1.errors import UsageError
-from harness1.plain import file_digest, meant
+from harness1.errors import PluginWarning, UsageError
+from harness1.plain import file_digest, meant, printable
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -73,28 +75,29 @@ def packages_of(named: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]
 
 def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
     """Import what a package adds under a name, or what `FILE.py:NAME` names, and return it; None if there is nothing.
-    `built_in`: the names that are taken. Raises UsageError: the name is built in, several packages add it, or it cannot
-    be imported or found in its file."""
+    `built_in`: the names that are taken; a plugin of such a name is ignored, with a warning. Raises UsageError: several
+    packages add the name, or it cannot be imported or found in its file."""
     if is_own(name):
         return load_own(name)
     entries = _entries(kind).get(name, ())
-    if not entries:
+    if entries and name in built_in:
+        _warn(f"{_place(kind, entries[0])} is ignored: harness1 has one of that name")
         return None
-    owners = [*(["harness1"] if name in built_in else []), *map(_package, entries)]
-    if len(owners) > 1:
-        raise UsageError(f"{' and '.join(owners)} each have the {KINDS[kind]} {name!r}: a name has one owner")
-    return _import(entries[0].load, _place(kind, entries[0]))
+    _refuse_several(kind, name, map(_package, entries))
+    return _import(entries[0].load, _place(kind, entries[0])) if entries else None
 
 
 def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
-    """Do as `find_plugin`, but refuse a name that no package adds. Raises UsageError: as `find_plugin`, or there is no
-    such plugin."""
+    """Do as `find_plugin`, but refuse a name that no package adds, or that is built in. Raises UsageError: as
+    `find_plugin`, or there is no such plugin."""
     names = plugin_names(kind)
     if name not in names and not is_own(name):
         which = f"; those installed are {', '.join(names)}" if names else ""
         own_file = "; one of your own is FILE.py:NAME"
         raise UsageError(f"no installed package adds the {KINDS[kind]} {name!r}{which}{meant(name, names) or own_file}")
-    return find_plugin(kind, name, built_in)
+    if name in built_in:
+        _refuse_several(kind, name, ["harness1", *map(_package, _entries(kind).get(name, ()))])
+    return find_plugin(kind, name)
 
 
 def unfit(kind: str, name: str, why: str) -> UsageError:
@@ -264,19 +267,41 @@ def _code_digest(thing: Any) -> str:
 
 @cache
 def _entries(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a kind by name. The metadata of all packages is read for it, once in a process."""
-    from importlib.metadata import entry_points  # takes as long to import as this package
+    """Return the entry points of a kind by name. The metadata of all packages is read for it, once in a process; a
+    package whose metadata is broken adds nothing, with a warning."""
+    from importlib.metadata import distributions  # takes as long to import as this package
 
+    named: dict[str, list[EntryPoint]] = {}  # by the name of the package, of which the first on the path counts
+    for package in distributions():
+        try:
+            if "harness1." in (package.read_text("entry_points.txt") or ""):
+                named.setdefault(package.name, [*package.entry_points.select(group=f"harness1.{kind}")])
+        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+            _warn(f"the plugins of {_metadata_of(package)} are ignored: {type(error).__name__}: {error}")
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for each in sorted(entry_points(group=f"harness1.{kind}"), key=lambda entry: (entry.name, _package(entry))):
+    for each in sorted(chain(*named.values()), key=lambda entry: (entry.name, _package(entry))):
         found[each.name] = (*found.get(each.name, ()), each)
     return found
+
+
+def _warn(line: str) -> None:
+    warnings.warn(printable(line), PluginWarning, stacklevel=3)
+
+
+def _metadata_of(package: Distribution) -> str:
+    return str(getattr(package, "_path", "a package"))
+
+
+def _refuse_several(kind: str, name: str, owners: Iterable[str]) -> None:
+    owners = [*owners]
+    if len(owners) > 1:
+        raise UsageError(f"{' and '.join(owners)} each have the {KINDS[kind]} {name!r}: a name has one owner")
 
 
 def _import(load: Callable[[], Any], place: str) -> Any:
     try:
         return load()
-    except Exception as error:  # a module of others may raise anything
+    except (Exception, SystemExit) as error:  # a module of others may raise anything, or end the process
         raise UsageError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
 
 

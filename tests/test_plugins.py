@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,16 +16,17 @@ from harness1.config import Config, load_config
 from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
 from harness1.env.environment import env_hash
-from harness1.errors import ConfigError, MissingExtra, UsageError, optional
+from harness1.errors import ConfigError, MissingExtra, PluginWarning, UsageError, optional
 from harness1.models.formats import FORMATS, open_format
-from harness1.plugins import installed_plugins
-from harness1.policy.registry import check_policy, open_policy
+from harness1.plugins import installed_plugins, load_plugin, plugin_names
+from harness1.policy.registry import check_policy, open_policy, policy_names
 from harness1.records import Note
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.reward import available_tools, composite
 from harness1.reward.measures import Outcome
 from harness1.runs.folder import run_config, run_stage
-from harness1.tools.registry import Toolbox
+from harness1.tools.registry import NAMES, Toolbox
+from tests.cli.commands import command_in_process
 from tests.support import call, ended_episode, make_env, play, search
 from tests.vocabularies import tokenizer
 
@@ -191,7 +194,9 @@ def test_unknown_names_are_answered_with_those_that_are_installed(install: Insta
         load_config(None, ['env.plugins=["shout", "shout"]'])
 
 
-def test_a_name_that_is_built_in_is_refused_with_both_owners(install: Install, tmp_path: Path) -> None:
+def test_a_plugin_with_a_built_in_name_is_ignored_with_a_warning_and_refused_where_it_is_named(
+    install: Install, tmp_path: Path
+) -> None:
     taken = {
         "tools": {"curate": "loud:curate"},
         "policies": {"scripted": "loud:x", "hf": "loud:x"},
@@ -199,18 +204,51 @@ def test_a_name_that_is_built_in_is_refused_with_both_owners(install: Install, t
         "formats": {"hermes": "loud:x"},
         "engines": {"tinker": "loud:x"},
     }
-    install("loud-pack", taken, "loud", "curate = outcome = x = len")
+    install("loud-pack", taken, "loud", "raise SystemExit(0)")
+    assert policy_names().count("scripted") == 1
     opened: dict[str, Callable[[], object]] = {
-        "tool 'curate'": lambda: Toolbox.of(load_config(None, ['env.plugins=["curate"]']).env),
         "policy 'scripted'": lambda: open_policy("scripted"),
-        "policy 'hf'": lambda: open_policy("hf:student"),
-        "retriever 'milvus'": lambda: open_retriever("milvus:x"),
+        "policy 'hf'": lambda: open_policy("hf:"),
+        "retriever 'milvus'": lambda: open_retriever("milvus:"),
         "chat format 'hermes'": lambda: open_format("hermes", tokenizer("chatml")),
-        "training engine 'tinker'": lambda: open_service("tinker:x", tmp_path, Config()),
+        "training engine 'tinker'": lambda: open_service("tinker:", tmp_path, Config()),
     }
     for name, opens in opened.items():
-        with pytest.raises(UsageError, match=f"^harness1 and loud-pack 1.0 each have the {name}"):
+        with pytest.warns(PluginWarning, match=f"^the {name} of loud-pack 1.0 .* is ignored"), suppress(UsageError):
             opens()
+    assert "loud" not in sys.modules
+    with pytest.raises(UsageError, match=r"the tool 'curate' of loud-pack 1.0 .* cannot be imported: SystemExit: 0"):
+        load_config(None, ['env.plugins=["curate"]'])
+    with pytest.raises(UsageError, match=r"^harness1 and loud-pack 1\.0 each have the tool 'curate'"):
+        load_plugin("tools", "curate", NAMES)
+
+
+BROKEN_METADATA: dict[str, bytes] = {
+    "no sense": b"[harness1.policies]\nno sense\n",
+    "not UTF-8": b"[harness1.policies]\n\xff = a:b\n",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_METADATA)
+def test_broken_metadata_of_one_package_harm_no_other(install: Install, tmp_path: Path, broken: str) -> None:
+    install("loud-pack", TOOLS, "loud", TOOL)
+    install("rest-pack", REST, "others", OTHERS)
+    (tmp_path / "loud-pack" / "loud_pack-1.0.dist-info" / "entry_points.txt").write_bytes(BROKEN_METADATA[broken])
+    with pytest.warns(PluginWarning, match=r"the plugins of .*loud_pack-1\.0\.dist-info are ignored"):
+        assert plugin_names("policies") == ("dice",)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        assert open_policy("dice:3").name == "dice 3 40"
+
+
+def test_the_command_line_names_an_ignored_plugin_in_a_line(
+    install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("loud-pack", {"policies": {"scripted": "loud:x"}}, "loud", "raise SystemExit(0)")
+    asked = ("search", "who?", "--index", "/none", "--policy", "scripted")
+    ended = command_in_process(monkeypatch, capsys)(*asked)
+    line = "harness1: the policy 'scripted' of loud-pack 1.0 (loud:x) is ignored: harness1 has one of that name\n"
+    assert (ended.code, ended.err.count(line)) == (2, 1)
 
 
 def test_a_name_of_two_packages_is_refused_with_both(install: Install) -> None:
@@ -225,6 +263,7 @@ def test_a_name_of_two_packages_is_refused_with_both(install: Install) -> None:
     [
         ("import nothing_of_the_kind", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("raise KeyError('odd')", "KeyError: 'odd'"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
         ("shut = 1", "AttributeError: .*'shout'"),
     ],
 )

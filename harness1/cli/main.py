@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from harness1 import __version__
-from harness1.errors import InfrastructureFault, Unreachable, UsageError
+from harness1.errors import InfrastructureFault, PluginWarning, Unreachable, UsageError
 from harness1.plain import printable
 
 PATIENCE_S = 0.5  # seconds that an interrupted verb may take to end without an answer
@@ -72,6 +73,23 @@ def interrupt_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+@contextmanager
+def say_ignored_plugins() -> Iterator[None]:
+    """Print a warning about an installed plugin as a line of this program; others are shown as they were."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            if not issubclass(category, PluginWarning):
+                return shown(message, category, filename, lineno, file, line)
+            from harness1.cli.printing import say
+
+            return say(str(message))
+
+        warnings.showwarning = show
+        yield
 
 
 Misuse: Any = typer.BadParameter.__base__
@@ -196,7 +214,7 @@ def run() -> None:
     with _unbreakable("stdout"), _unbreakable("stderr"):
         try:
             try:
-                with answer_interrupts():
+                with answer_interrupts(), say_ignored_plugins():
                     app()
             finally:
                 _flush("stdout")

@@ -51,7 +51,7 @@ NAMES = (
 
 def policy_names() -> tuple[str, ...]:
     """Return the name of every policy: those of this file, those that are released, and those of other packages."""
-    return (*NAMES, *list_released(), *plugin_names("policies"))
+    return tuple(dict.fromkeys((*NAMES, *list_released(), *plugin_names("policies"))))
 
 
 def needs_gold(spec: str) -> bool:
@@ -75,8 +75,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     policy without a model, stripped of its reasons. A policy of another package, or one's own, is never given the gold.
 
     Raises:
-        UsageError: there is no such policy, its model cannot be loaded, or a plugin has the name of another policy or
-            cannot be imported.
+        UsageError: there is no such policy, its model cannot be loaded, or a plugin cannot be imported.
         ConfigError: the settings do not fit its model.
     """
     if is_own(spec):

@@ -36,7 +36,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
 
     Raises:
         UsageError: the address is one that was recorded without its secrets, or the engine is another package's, and
-            has the name of another or cannot be imported.
+            two have its name, or it cannot be imported.
         CorpusError: the folder is not an index.
         SchemaError: the index was made by a newer version of the package.
         ConfigError: the settings ask for a feature that the engine lacks.
