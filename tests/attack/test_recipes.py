@@ -102,6 +102,7 @@ def test_what_decides_a_models_behaviour_is_part_of_it(tmp_path: Path, name: str
     for verb in ("models new", "models convert", "models-get", "sft train", "rl train", "models merge"):
         place = tmp_path / verb
         put(place, "config.json", "")
+        put(place, "model.safetensors", "")
         if verb != "models merge":  # which leaves no card
             Stage(verb, {}, "finished").write(place)
         before = artifact(place)
