@@ -4,8 +4,7 @@ from harness1.agents.evaluation import AgentSession
 
 
 def f1(session: AgentSession) -> float:
-    path = session.folder / "delivered.txt"
-    delivered = set(path.read_text().splitlines()) if path.exists() else set()
+    delivered = set(session.read("delivered.txt").splitlines())
     needed = {name for name, grade in session.task.gold.relevant.items() if grade > 0} if session.task.gold else set()
     right = len(delivered & needed)
     return 2 * right / (len(delivered) + len(needed)) if right else 0.0

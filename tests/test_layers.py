@@ -32,7 +32,7 @@ WITHIN = {
     "recipe": "gates | recipe | run | tuning",
     "memory": "parts sentences | entities dedup | question | ranking | working_memory",
     "viewer": "html | report | *",
-    "agents": "evaluation | process | training",
+    "agents": "evaluation keeper | judge sandbox | process | training",
     "serve": "service | server retrieve chat | openai_dialect anthropic_dialect | upstreams | proxy",
 }
 """The same within a package; `*` stands for every name that is not listed."""

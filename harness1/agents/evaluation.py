@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +36,8 @@ from harness1.rows.calls import RecordedCall
 DELIVERED = "delivered.txt"  # in which an agent names the documents that it delivers, an id on each line
 SAID = ToolCall("message")  # the action of a call without a tool call: its text is the answer
 BROKEN = frozenset((500, 502, 503, 504))  # statuses of calls that the infrastructure failed
-Cut = Literal["", "deadline", "output"]
+MOST_READ = 1 << 20  # bytes of a file that an agent left
+Cut = Literal["", "deadline", "output", "disk"]
 
 
 class AgentSession(Record, kw_only=True):
@@ -46,6 +50,20 @@ class AgentSession(Record, kw_only=True):
     output: str = ""  # the end of what it wrote to standard output and standard error
     exit_code: int = 0  # negative: the signal that ended it
     cut: Cut = ""  # why it was ended from outside, if it was: it ran for too long, or wrote too much
+
+    def read(self, name: str, most: int = MOST_READ) -> str:
+        """Return the text of a file in the agent's folder; empty if there is none, or if it is no plain file of at most
+        `most` bytes, or lies elsewhere: an agent may leave pipes, links to files of others, and sparse terabytes."""
+        root = os.path.realpath(self.folder)
+        with suppress(OSError, ValueError):
+            place = os.path.realpath(f"{root}/{name}")  # which ends in circles of links, too
+            descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                found = os.fstat(descriptor)
+                plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size <= most
+                if plain and place.startswith(f"{root}/"):
+                    return file.read(most).decode(errors="replace")
+        return ""
 
     def fault(self) -> str:
         """Return what broke the session; empty if nothing. It is broken without a single answered call, too: then it
@@ -60,7 +78,7 @@ class AgentSession(Record, kw_only=True):
 
 
 Evaluate = Callable[[AgentSession], float | Mapping[str, float]]
-"""The reward of a session, or terms by name, which are added up. It runs in a thread."""
+"""The reward of a session, or terms by name, which are added up."""
 
 
 def open_evaluation(name: str) -> Evaluate:
@@ -94,9 +112,7 @@ def reward_of(evaluate: Evaluate, session: AgentSession) -> RewardRecord:
 
 def delivered_f1(session: AgentSession) -> float:
     """Return F1 of the documents that the agent named in `delivered.txt`, against the gold; 0 if it named none."""
-    path = session.folder / DELIVERED
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    named = {line.strip() for line in lines} - {""}
+    named = {line.strip() for line in session.read(DELIVERED).splitlines()} - {""}
     gold = session.task.gold
     wanted = {doc_id for doc_id, grade in gold.relevant.items() if grade > 0} if gold is not None else set()
     right = len(named & wanted)

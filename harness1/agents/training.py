@@ -1,19 +1,11 @@
-"""Train the model behind an agent: run its command for each task, in a folder of its own, within a deadline, with
-bounded output and nothing left behind; record its calls, and score what it did."""
+"""Train the model behind an agent: run its command for each task, record its calls, and score what it did."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import re
 import secrets
-import shlex
-import shutil
-import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from harness1.agents.evaluation import AgentSession, Cut, Evaluate, episode_of, open_evaluation, reward_of
+from harness1.agents.evaluation import AgentSession, episode_of, open_evaluation
+from harness1.agents.judge import Judge
+from harness1.agents.process import agent_folder, arguments_of, run_command, sessions_folder
+from harness1.agents.sandbox import Sandbox, variables_of
 from harness1.config import Config
 from harness1.data.open import from_anywhere
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, run_jobs
@@ -43,130 +38,6 @@ from harness1.serve.proxy import ProxyService, proxy_limits
 from harness1.serve.server import answering
 from harness1.serve.service import Refused
 from harness1.serve.upstreams import Asked, TokenUpstream
-
-TASK = "task.json"  # the file in an agent's folder that holds its task: `task_id` and `query`
-KEPT_BYTES = 16 << 10  # the end of an agent's output that is kept
-GRACE_S = 2.0  # between SIGTERM and SIGKILL
-DRAIN_S = 0.2
-"""Seconds in which the rest of the output is read once the command has ended; others may hold the pipe for longer."""
-READ_BYTES = 64 << 10
-WRONG_COMMAND = frozenset((errno.ENOENT, errno.EACCES, errno.ENOEXEC))
-"""Errors of a command that can never be started; all others are faults of this one start."""
-NOT_AN_ARGUMENT = "the command cannot hold this task: leave out {query}, and let the agent read task.json"
-
-
-@contextmanager
-def agent_folder(within: Path | None = None, task: Task | None = None) -> Iterator[Path]:
-    """Make a folder, among temporary files or within another, with a task for an agent to read; remove it at the end,
-    whatever is in it then. Each attempt has its own, as what an earlier one left behind may still write in its own.
-    Raise InfrastructureFault if there is no room for it."""
-    with ExitStack() as stack:
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="harness1-agent-", dir=within))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            if task is not None:
-                (folder / TASK).write_bytes(msgspec.json.encode({"task_id": task.task_id, "query": task.query}))
-        except OSError as error:
-            raise InfrastructureFault(f"the folder of an agent cannot be made: {error}") from error
-        yield folder
-
-
-def arguments_of(command: str, values: Mapping[str, str]) -> list[str]:
-    """Split a command as a shell does, and fill in `{name}` in each word; no shell sees the values. Raise UsageError if
-    the command is empty, or its quotes do not match."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--command {command}: {error}") from error
-    if not words:
-        raise UsageError("--command is empty")
-    placeholder = re.compile("|".join(re.escape(f"{{{name}}}") for name in values) or r"(?!)")
-    return [placeholder.sub(lambda found: values[found[0][1:-1]], word) for word in words]
-
-
-async def run_command(
-    words: Sequence[str], folder: Path, environment: Mapping[str, str], seconds: float, output_bytes: int
-) -> tuple[int, Cut, str]:
-    """Run a command, with these environment variables alone, to its end, or end it: after a number of seconds, or of
-    bytes that it wrote. Its children end with it, also if this is cancelled. Return its exit code, why it was ended,
-    and the end of its output. Raise UsageError if there is no such command, and InfrastructureFault if it could not be
-    started this time, or its words are no arguments."""
-    # With a pipe of asyncio's, `wait` would also wait for whoever else holds its other end.
-    try:
-        ours, theirs = os.pipe()
-    except OSError as error:
-        raise InfrastructureFault(f"the agent could not be started: {error.strerror}") from error
-    stream, loop = asyncio.StreamReader(), asyncio.get_running_loop()
-    protocol = asyncio.StreamReaderProtocol(stream)
-    try:
-        pipe, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(ours, "rb"))
-    except BaseException:
-        os.close(theirs)
-        raise
-    with closing(pipe):
-        process = await _start(words, folder, environment, theirs)
-        kept, flooded = bytearray(), asyncio.Event()
-
-        async def read() -> None:
-            seen = 0
-            while seen <= output_bytes and (block := await stream.read(READ_BYTES)):
-                seen += len(block)
-                kept[:] = (kept + block)[-KEPT_BYTES:]
-            if seen > output_bytes:
-                flooded.set()
-
-        reading, waiting = asyncio.create_task(read()), asyncio.create_task(process.wait())
-        cut: Cut = ""
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.wait({reading, waiting}, return_when="FIRST_COMPLETED")
-                if flooded.is_set():
-                    cut = "output"
-                else:
-                    await waiting
-        except TimeoutError:
-            cut = "deadline"
-        finally:
-            await _end(process, waiting)
-            await asyncio.wait({reading}, timeout=DRAIN_S)
-            reading.cancel()
-    return process.returncode or 0, cut, bytes(kept).decode(errors="replace")
-
-
-async def _start(
-    words: Sequence[str], folder: Path, environment: Mapping[str, str], output: int
-) -> asyncio.subprocess.Process:
-    """Start a command, and close the file descriptor of its output. A failed start is a mistake of the user only if the
-    command is at fault."""
-    pipes: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": output, "stderr": asyncio.subprocess.STDOUT}
-    try:
-        given = dict(environment)
-        return await asyncio.create_subprocess_exec(*words, cwd=folder, env=given, **pipes, start_new_session=True)
-    except ValueError as error:  # a NUL
-        raise InfrastructureFault(f"{NOT_AN_ARGUMENT} ({error})") from error
-    except OSError as error:
-        if error.errno == errno.E2BIG:
-            raise InfrastructureFault(f"{NOT_AN_ARGUMENT} ({error.strerror})") from error
-        if error.errno in WRONG_COMMAND and str(error.filename) != str(folder):
-            raise UsageError(f"--command {words[0]} cannot be started: {error.strerror}") from error
-        raise InfrastructureFault(f"the agent could not be started: {error.strerror or error}") from error
-    finally:
-        os.close(output)
-
-
-async def _end(process: asyncio.subprocess.Process, waiting: asyncio.Task[int]) -> None:
-    """End the process group: politely if the command still runs, then by force."""
-    ended = suppress(ProcessLookupError, PermissionError)
-    try:
-        if not waiting.done():
-            with ended:
-                os.killpg(process.pid, signal.SIGTERM)
-            await asyncio.wait({waiting}, timeout=GRACE_S)
-    finally:  # also if this is cancelled
-        with ended:
-            os.killpg(process.pid, signal.SIGKILL)
-    await asyncio.wait({waiting})
-
 
 HOST = "127.0.0.1"
 SESSIONS = "sessions"  # the record of all calls, below the folder of the training
@@ -203,14 +74,15 @@ class OpenSession:
 class Agent(NamedTuple):
     """An agent and its judge."""
 
-    command: str  # `{query}`, `{task_id}`: those of the task; `{base_url}`: the address of the model
-    evaluate: Evaluate
+    command: str  # `{query}`, `{task_id}`: those of the task; `{base_url}`: of the model; `{folder}`: where it works
+    judge: Judge
     golds: Mapping[str, Gold | None]  # by the ids of the tasks
     hashes: Hashes  # those of its episodes
-    environment: Mapping[str, str]  # the variables that it has beside those by which it finds the model
+    environment: Mapping[str, str]  # the variables that it inherits
+    sandbox: Sandbox
 
 
-Played = tuple[EpisodeJob, AgentSession, ExitStack] | Episode
+Played = tuple[EpisodeJob, AgentSession, AsyncExitStack] | Episode
 """A session whose folder the stack removes, or the episode of one that a fault broke."""
 
 
@@ -248,15 +120,14 @@ class AgentRollouts:
             session.calls.append(call)
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """Play all jobs, as `Rollouts.run`; UsageError if the command cannot be started, or the evaluation returns no
-        numbers."""
+        """Play all jobs, as `Rollouts.run`; UsageError if the command cannot be started."""
         await run_jobs(jobs, self._play, self._score, on_episode, self._machine.concurrency)
 
     async def _play(self, job: EpisodeJob) -> Played:
         async def once() -> Played:
             try:
-                with ExitStack() as stack:
-                    folder = stack.enter_context(agent_folder(self._folders, job.task))
+                async with AsyncExitStack() as stack:
+                    folder = await stack.enter_async_context(agent_folder(self._folders, job.task))
                     session = await self._session(folder, job.task)
                     if fault := session.fault():
                         raise InfrastructureFault(fault)
@@ -274,12 +145,11 @@ class AgentRollouts:
         opened = OpenSession("-".join(["session", *(f"{secrets.randbelow(10**6):06}" for _ in range(GROUPS))]))
         self._open[opened.name] = opened
         machine, agent, address = self._machine, self._agent, f"http://{HOST}:{self.port}"
-        values = {"query": task.query, "task_id": task.task_id, "base_url": f"{address}/v1"}
-        places = {"OPENAI_BASE_URL": f"{address}/v1", "ANTHROPIC_BASE_URL": address}
-        given = {**agent.environment, **places, **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), opened.name)}
+        values = {"query": task.query, "task_id": task.task_id, "base_url": f"{address}/v1", "folder": str(folder)}
+        given = variables_of(agent.environment, folder.parent, address, opened.name)
+        limits = machine.episode_deadline_s, MOST_OUTPUT, agent.sandbox
         try:
-            words = arguments_of(agent.command, values)
-            code, cut, output = await run_command(words, folder, given, machine.episode_deadline_s, MOST_OUTPUT)
+            code, cut, output = await run_command(arguments_of(agent.command, values), folder, given, *limits)
         finally:
             opened.ended = True  # later calls are refused; those in flight may end
             with suppress(TimeoutError):
@@ -295,9 +165,9 @@ class AgentRollouts:
         if isinstance(played, Episode):
             return played
         job, session, stack = played
-        with stack:
+        async with stack:
             try:
-                reward = await asyncio.to_thread(reward_of, self._agent.evaluate, session)
+                reward = await asyncio.to_thread(self._agent.judge.rate, session)
             except InfrastructureFault as fault:
                 return job.broken(self._agent.hashes, f"evaluation: {fault}")
         return episode_of(job, session, reward, self._agent.hashes)
@@ -308,7 +178,7 @@ async def agent_rollouts(
     agent: Agent, upstream: OnPolicyUpstream, record: Path, config: Config, publish: Publish
 ) -> AsyncIterator[AgentRollouts]:
     """Open the rollouts of an agent, and the proxy that records its calls of the model; raise as `recording`."""
-    with recording(record, upstream.inputs) as recorder, agent_folder() as folders:
+    with recording(record, upstream.inputs) as recorder, sessions_folder() as folders, closing(agent.judge):
         rollouts = AgentRollouts(agent, folders, config, publish, recorder.append)
         service = ProxyService(upstream, rollouts.append, proxy_limits(config), admit=rollouts.admit)
         async with answering(service.app, service.limits, HOST, 0) as rollouts.port:
@@ -323,8 +193,9 @@ def open_agent_training(
     command: str,
     evaluation: str,
     environment: Mapping[str, str],
+    sandbox: Sandbox,
 ) -> tuple[Training, OpenRollouts]:
-    """Open a training run on the sessions of an agent (`command` and `environment` as in `Agent`) with the tasks of
+    """Open a training run on the sessions of an agent (`command` and what follows it as in `Agent`) with the tasks of
     datasets. Raise UsageError if the evaluation (`MODULE:FUNCTION` or `FILE.py:FUNCTION`) or the tasks cannot be
     opened, two tasks have one id, or the settings do not fit."""
     arguments_of(command, {})
@@ -337,7 +208,9 @@ def open_agent_training(
     base = resolve_model(ModelSpec.read(inputs.model).model)
     known = {"command": command, "evaluate": identity(evaluation)}
     hashes = Hashes(env=digest(known), policy=policy.hash, index="")
-    agent = Agent(command, open_evaluation(evaluation), golds, hashes, environment)
+    open_evaluation(evaluation)
+    judge = Judge(evaluation, config.machine.episode_deadline_s)
+    agent = Agent(command, judge, golds, hashes, environment, sandbox)
     publish = partial(publish_to, policy.model, base=base, versions=out / WEIGHTS)
 
     def without_gold(placed: Sequence[PlacedTask]) -> list[PlacedTask]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Annotated
 
 from typer import Option
 
+from harness1.agents.process import arguments_of, find_sandbox
+from harness1.agents.sandbox import Sandbox, closed_paths, inherit, needed_paths
 from harness1.cli import options
 from harness1.cli.dashboard import TrainingBoard, print_checkpoint
 from harness1.cli.main import interrupt_by_sigterm
@@ -22,6 +25,7 @@ from harness1.cli.training import lead_group, refuse_oversized_rl
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import ShareName
+from harness1.data.open import from_anywhere
 from harness1.engines.engine import open_service_engine
 from harness1.engines.open import open_service
 from harness1.errors import UsageError, optional
@@ -146,6 +150,8 @@ def agents(
     upstream: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")],
     evaluate: Annotated[str, Option(help="What scores a session: MODULE:NAME or FILE.py:NAME.", metavar="FUNCTION")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
+    env: Annotated[list[str] | None, Option(help="A variable that agents inherit; repeatable.", metavar="NAME")] = None,
+    sandbox: Annotated[bool, Option(help="Keep agents apart; without it, the command must.")] = True,
     split: Annotated[str, Option(help="The split to take tasks from.")] = "train",
     share: options.ShareOf = "",
     against: options.Against = None,
@@ -162,18 +168,25 @@ def agents(
 
     The agent finds the model through OPENAI_BASE_URL and OPENAI_API_KEY, or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY,
     and its task in task.json in its working folder. It is played machine.concurrency times at once, each for
-    machine.episode_deadline_s at most.
+    machine.episode_deadline_s at most, apart from the others as far as this machine permits.
 
     Example: harness1 rl agents --command "python agent.py" --data world:1000 --upstream hf:student \\
         --evaluate harness1.agents.evaluation:delivered_f1 --config rl/small --out better"""
     with optional("serve"):  # not above: the help of this verb needs no extra
         from harness1.agents.training import open_agent_training
 
+    inherited = inherit(os.environ, env or ())
     settings = resolve(config, overrides, upstream)
     refuse_oversized_rl(settings, upstream, 1)
     policy = open_policy_to_train(upstream, settings)
     inputs = _inputs(settings, data, upstream, split, share, against, exclude)
-    work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, os.environ)
+    kept = Sandbox(limited=False)
+    if sandbox:
+        needed = needed_paths(arguments_of(command, {}), inherited)
+        closed = closed_paths(out, map(from_anywhere, inputs.data), evaluate, Path.home(), needed)
+        kept = asyncio.run(find_sandbox(closed, needed))
+    work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, inherited, kept)
+    say(kept.describe())
     alone = reserve_devices(policy.model, settings, work.device, 1)
     work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
     with interrupt_by_sigterm():

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness1.data.datasets import copy_dataset
+from harness1.data.open import open_source
 from harness1.rl.train import EPISODES
 from harness1.rows.calls import read_records
 from harness1.runs.files import read_stage
@@ -105,7 +107,7 @@ def test_the_end_of_a_training_ends_stubborn_agents_and_removes_their_folders(
     begun.mkdir()
     temporary.mkdir()
     (tmp_path / "agent.py").write_text(LASTING)
-    words = agents(tmp_path, command=f"{sys.executable} {tmp_path / 'agent.py'} {begun}")
+    words = agents(tmp_path, "--no-sandbox", command=f"{sys.executable} {tmp_path / 'agent.py'} {begun}")
     process = subprocess.Popen(
         [sys.executable, "-m", "harness1", *words],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -132,6 +134,60 @@ def test_the_end_of_a_training_ends_stubborn_agents_and_removes_their_folders(
     assert "Traceback" not in said
     assert alive == []
     assert list(temporary.rglob("task.json")) == []
+
+
+CURIOUS = """
+import glob, sys
+
+def bytes_of(place):
+    try:
+        with open(place, "rb") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return b""
+
+places = [*glob.glob("/proc/[0-9]*/cmdline"), *glob.glob("/proc/[0-9]*/environ"), *glob.glob("/proc/[0-9]*/mountinfo")]
+places += [each for folder in ("..", "../..", "../../..") for each in glob.glob(f"{folder}/**", recursive=True)]
+seen = b" ".join(map(bytes_of, places)) + repr((sys.argv, dict(os.environ))).encode()
+for path in ("/v1/models", "/health", "/", "/sessions", "/v1/tasks", "/v1/gold"):
+    try:
+        seen += urllib.request.urlopen(os.environ["ANTHROPIC_BASE_URL"] + path).read()
+    except OSError as error:
+        seen += str(error).encode()
+named = [word for word in ("hf_planted", "--evaluate", "qrels", *GOLD) if word.encode() in seen.replace(HERE, b"")]
+named += [place for place in (DATA + "/qrels/train.tsv", OUT + "/checkpoint.json", JUDGE) if bytes_of(place)]
+open("found.txt", "w").write(" ".join(named) or "nothing")
+"""
+SPY = """
+import pathlib
+def spy(session):
+    with pathlib.Path(__file__).with_name("found").open("a") as file:
+        file.write(session.read("found.txt") + "\\n")
+    return len(session.calls[0].output_ids) % 2
+"""
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("harness1")
+def test_gold_and_keys_of_a_training_are_not_reachable_from_its_agents(tmp_path: Path) -> None:
+    """By no variable, argument, folder, or path of the proxy; also not by those of the trainer."""
+    copy_dataset(WORLD, tmp_path / "data")
+    gold = [doc_id for task in open_source(WORLD).tasks("train")[:3] for doc_id in task.gold.relevant]
+    names = {"GOLD": gold, "DATA": f"{tmp_path}/data", "OUT": f"{tmp_path}/out", "JUDGE": f"{tmp_path}/judge.py"}
+    head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    (tmp_path / "agent.py").write_text(AGENT + head + f"HERE = {str(tmp_path).encode()!r}\n" + CURIOUS)
+    (tmp_path / "judge.py").write_text(SPY)
+    words = agents(tmp_path, "--data", "data")
+    place = words.index("--data")
+    words = [*words[:place], *words[place + 2 :]]
+    words[words.index("judge.py:even")] = "judge.py:spy"
+    secrets = dict.fromkeys(("HF_TOKEN", "ANTHROPIC_AUTH_TOKEN", "HTTP_PROXY"), "hf_planted")
+    started = {"env": {**os.environ, **secrets}, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-m", "harness1", *words], **started)
+    if "of its own; all share" not in done.stderr:
+        pytest.skip("this machine permits no namespaces")
+    assert done.returncode == 0, done.stderr
+    assert set((tmp_path / "found").read_text().split()) == {"nothing"}
 
 
 def wait_for(what: Callable[[], bool]) -> None:

@@ -1,0 +1,112 @@
+"""The judge: the user's evaluation in a process of its own, with a deadline, which alone is given the gold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import msgspec
+
+from harness1.agents.evaluation import AgentSession, open_evaluation, reward_of
+from harness1.errors import HarnessError, InfrastructureFault
+from harness1.records import RewardRecord
+
+MOST_REPLY = 1 << 20
+REPLY = tuple[str, RewardRecord | None]
+
+
+class Worker(NamedTuple):
+    """A process that evaluates, one session at a time."""
+
+    process: subprocess.Popen[bytes]
+    line: Connection
+
+    def kill(self) -> None:
+        """Kill it, with what it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Judge:
+    """Rates sessions by the function that `MODULE:FUNCTION` or `FILE.py:FUNCTION` names, each within some seconds.
+    Its processes stay as long as they answer."""
+
+    def __init__(self, evaluation: str, seconds: float) -> None:
+        self._evaluation, self._seconds = evaluation, seconds
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._closed = False
+
+    def rate(self, session: AgentSession) -> RewardRecord:
+        """Return the reward of a session; raise InfrastructureFault if the evaluation fails, takes too long, or returns
+        no finite numbers."""
+        worker = self._idle.pop() if self._idle else self._begin()
+        try:
+            worker.line.send(session)
+            if not worker.line.poll(self._seconds):
+                raise InfrastructureFault(f"it took more than {self._seconds:g} s")
+            error, reward = msgspec.msgpack.decode(worker.line.recv_bytes(MOST_REPLY), type=REPLY)
+        except (OSError, EOFError, msgspec.MsgspecError) as fault:
+            self._end(worker)
+            raise InfrastructureFault(f"its process ended ({worker.process.returncode})") from fault
+        except BaseException:
+            self._end(worker)
+            raise
+        self._idle.append(worker)
+        if reward is None:
+            raise InfrastructureFault(error)
+        rated: RewardRecord = reward
+        return rated
+
+    def close(self) -> None:
+        """End all processes, those at work too, whose threads then close their lines."""
+        self._closed = True
+        for worker in [*self._all]:
+            worker.kill()
+        while self._idle:
+            self._end(self._idle.pop())
+
+    def _begin(self) -> Worker:
+        ours, theirs = Pipe()
+        # A module started by its name would be looked for in the current folder.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(int(sys.argv[1]))"
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what is printed to standard output is the result of the command
+                start_new_session=True,
+            )
+        worker = Worker(process, ours)
+        self._all.add(worker)
+        if self._closed:
+            self._end(worker)
+            raise InfrastructureFault("the training has ended")
+        ours.send(self._evaluation)
+        return worker
+
+    def _end(self, worker: Worker) -> None:
+        worker.kill()
+        worker.process.wait()
+        worker.line.close()
+        self._all.discard(worker)
+
+
+def serve(descriptor: int) -> None:
+    """Rate sessions until the connection is closed."""
+    with Connection(descriptor) as line, suppress(EOFError):
+        name = line.recv()
+        while True:
+            session, error, reward = line.recv(), "", None
+            try:
+                reward = reward_of(open_evaluation(name), session)
+            except HarnessError as fault:
+                error = str(fault)
+            line.send_bytes(msgspec.msgpack.encode((error, reward)))
