@@ -163,7 +163,8 @@ import pathlib
 def spy(session):
     with pathlib.Path(__file__).with_name("found").open("a") as file:
         file.write(session.read("found.txt") + "\\n")
-    return len(session.calls[0].output_ids) % 2
+    ids = session.calls[0].output_ids
+    return sum(token % 2 == 0 for token in ids) / len(ids)
 """
 
 
