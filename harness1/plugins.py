@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness1.errors import PluginWarning, UsageError
+from harness1.errors import HarnessError, PluginWarning, UsageError
 from harness1.plain import file_digest, meant, printable
 
 if TYPE_CHECKING:
@@ -100,6 +100,17 @@ def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
     return find_plugin(kind, name)
 
 
+def open_added(kind: str, name: str, opener: Callable[..., Any], *given: Any) -> Any:
+    """Return what the opener of a plugin makes of what it is given; raise UsageError if it fails or exits, but an error
+    of this package as it is."""
+    try:
+        return opener(*given)
+    except HarnessError:
+        raise
+    except (Exception, SystemExit) as error:  # code of others may raise anything
+        raise UsageError(f"{_place(kind, _entries(kind)[name][0])} failed: {failure(error)}") from error
+
+
 def unfit(kind: str, name: str, why: str) -> UsageError:
     """Return the error for a plugin that is not what its kind demands."""
     return UsageError(f"{name if is_own(name) else _place(kind, _entries(kind)[name][0])} {why}")
@@ -167,7 +178,7 @@ def name_here(thing: Any) -> str:
         return f"__main__:{name}#{_code_digest(thing)}"
 
 
-def failure(error: Exception) -> str:
+def failure(error: BaseException) -> str:
     """Return what went wrong in code of one's own in one line, with the place."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__}: {error} ({frames[-1].filename}:{frames[-1].lineno})"

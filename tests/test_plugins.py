@@ -223,6 +223,20 @@ def test_a_plugin_with_a_built_in_name_is_ignored_with_a_warning_and_refused_whe
         load_plugin("tools", "curate", NAMES)
 
 
+@pytest.mark.parametrize("way", ["raise ValueError('odd')", "raise SystemExit(0)", "return 1 / 0"])
+def test_a_plugin_that_cannot_open_is_one_line(install: Install, tmp_path: Path, way: str) -> None:
+    kinds = {kind: {"odd": "loud:opens"} for kind in ("policies", "retrievers", "engines")}
+    install("loud-pack", kinds, "loud", f"def opens(*given):\n    {way}")
+    opened: list[Callable[[], object]] = [
+        lambda: open_policy("odd:x"),
+        lambda: open_retriever("odd:x"),
+        lambda: open_service("odd:x", tmp_path, Config()),
+    ]
+    for opens in opened:
+        with pytest.raises(UsageError, match=r"'odd' of loud-pack 1\.0 \(loud:opens\) failed: \w+: .*loud\.py:2"):
+            opens()
+
+
 BROKEN_METADATA: dict[str, bytes] = {
     "no sense": b"[harness1.policies]\nno sense\n",
     "not UTF-8": b"[harness1.policies]\n\xff = a:b\n",

@@ -29,6 +29,7 @@ BROAD = {
     ("harness1/env/environment.py", "call_engine"),
     ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/plugins.py", "_import"),
+    ("harness1/plugins.py", "open_added"),
     ("harness1/policy/registry.py", "act"),
     ("harness1/reward/__init__.py", "call_own"),
 }

@@ -12,7 +12,7 @@ from harness1.engines.tinker import open_tinker
 from harness1.errors import UsageError
 from harness1.models.backend import Backend
 from harness1.plain import meant
-from harness1.plugins import find_plugin, plugin_names
+from harness1.plugins import find_plugin, open_added, plugin_names
 from harness1.training.algorithm import NegativeLogLikelihood
 
 Opener = Callable[[str, Path, Config, int], TrainingService]
@@ -27,7 +27,8 @@ def open_service(name: str, base: Path, config: Config, processes: int = 1) -> T
     prefix, _, rest = name.partition(":")
     added: Opener | None = find_plugin("engines", prefix, (TINKER,))
     if added is not None:
-        return added(rest, base, config, processes)
+        service: TrainingService = open_added("engines", prefix, added, rest, base, config, processes)
+        return service
     if prefix != TINKER and (others := plugin_names("engines")):
         raise UsageError(f"there is no engine {prefix!r}; choose {', '.join((TINKER, *others))}{meant(prefix, others)}")
     return open_tinker(name, base, config, processes)

@@ -17,7 +17,7 @@ from harness1.errors import ConfigError, HarnessError, UsageError
 from harness1.models.spec import NAMES as MODELS
 from harness1.models.spec import SERVED, ModelSpec, is_model, list_released
 from harness1.plain import digest, meant
-from harness1.plugins import failure, find_plugin, identity, is_own, load_own, name_here, plugin_names
+from harness1.plugins import failure, find_plugin, identity, is_own, load_own, name_here, open_added, plugin_names
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import Gold, Task, ToolCall
 
@@ -84,7 +84,8 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *list_released(), "mixed", "silent", "replay"}
     added: PluginOpener | None = find_plugin("policies", kind, ours)
     if added is not None:
-        return added(argument, config)
+        policy: Policy = open_added("policies", kind, added, argument, config)
+        return policy
     if is_model(spec):
         return open_model(spec, config)
     if colon:

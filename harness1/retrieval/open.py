@@ -16,7 +16,7 @@ from harness1 import config as configs
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
 from harness1.plain import digest, is_redacted, without_password
-from harness1.plugins import find_plugin, identity, is_own, load_own, plugin_names, whole_name
+from harness1.plugins import find_plugin, identity, is_own, load_own, open_added, plugin_names, whole_name
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
@@ -54,7 +54,8 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
         return open_own(prefix, config)
     added: Opener | None = find_plugin("retrievers", prefix, ENGINES) if prefix else None
     if added is not None:
-        return added(rest, config)
+        opened: Retriever = open_added("retrievers", prefix or "", added, rest, config)
+        return opened
     if prefix is None:
         from harness1.retrieval.retriever import open_embedded
 
