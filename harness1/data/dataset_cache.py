@@ -7,6 +7,7 @@ put it there. What is fetched, by the client of the Hugging Face hub, is checked
 from __future__ import annotations
 
 import hashlib
+import lzma
 import re
 import shutil
 import stat
@@ -28,7 +29,7 @@ import msgspec
 from harness1.data import beir
 from harness1.data.benchmarks import BENCHMARKS, Benchmark, Hub
 from harness1.data.tables import INFLATION, LEAST_INFLATED, find_files
-from harness1.errors import InfrastructureFault, UsageError, optional
+from harness1.errors import MALFORMED, InfrastructureFault, UsageError, optional
 from harness1.plain import file_digest, meant
 from harness1.records import Record
 from harness1.runs.files import (
@@ -270,14 +271,15 @@ def unpack(archive: Path, into: Path) -> None:
     there are more than `MOST_FILES` files or more bytes than `tables.INFLATION` times the archive."""
     refusal = f"{archive.name} is not unpacked:"
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with writing(into), zipfile.ZipFile(archive) as opened:
             entries: list[tuple[zipfile.ZipInfo, Path]] = []
             for each in opened.infolist():
                 name, place = each.filename, PurePosixPath(each.filename)
-                if each.is_dir():
+                if name.endswith("/"):
                     continue
-                if place.is_absolute() or ".." in place.parts or any(mark in name for mark in "\\:\0"):
-                    raise UsageError(f"{refusal} the name {name!r} leads out of the folder")
+                outside = not place.parts or place.is_absolute() or ".." in place.parts
+                if outside or any(mark in name for mark in "\\:\0"):
+                    raise UsageError(f"{refusal} the name {name!r} is empty or leads out of the folder")
                 if stat.S_IFMT(each.external_attr >> 16) not in (0, stat.S_IFREG) or each.flag_bits & 1:
                     raise UsageError(f"{refusal} {name!r} is a link or encrypted")
                 if not any(part.startswith((".", "__MACOSX")) for part in place.parts):
@@ -291,7 +293,7 @@ def unpack(archive: Path, into: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(each) as packed, target.open("xb") as file:
                     shutil.copyfileobj(packed, file)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, FileExistsError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, *MALFORMED) as error:
         raise UsageError(f"{archive.name} is damaged: {error}") from error
 
 

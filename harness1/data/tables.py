@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from harness1.data.apart import ReadApart, Unreadable
 from harness1.data.source import DuplicateId, EmptyText, Fault, Given, Made, drop_repeated, make_each, refuse
 from harness1.errors import MALFORMED, CorpusError, optional
 from harness1.records import DocId
@@ -31,8 +32,6 @@ Rows = Iterator[tuple[str, Row]]
 """Each row with its place, `file:line` or, in Parquet, `file: row N`, both from 1."""
 LONGEST_LITERAL = 1 << 20
 """Characters of a list written as in Python; parsing takes 200 times as much memory."""
-BATCH = 256
-"""Rows of a Parquet file held at once."""
 _OBJECT = msgspec.json.Decoder(Row)
 ID_KEYS = ("_id", "id", "doc_id")
 TEXT_KEYS = ("text", "contents", "content")
@@ -42,7 +41,7 @@ LINE_BYTES = 16 << 20
 WHOLE_BYTES = 2 << 30
 """Largest file that is read into memory whole; HotpotQA's is a quarter of it."""
 INFLATION, LEAST_INFLATED = 200, 64 << 20
-"""How many times its own size a gzipped file may inflate to, and the bytes that any may; text shrinks by 3 to 20."""
+"""How many times its own size a packed file may inflate to, and the bytes that any may; text shrinks by 3 to 20."""
 
 
 def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
@@ -163,13 +162,15 @@ def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = 
     """Yield the rows of some files, whose suffix tells the format. `columns`: the needed ones, if the format can leave
     others unread; all if empty. Raises CorpusError: a row is malformed, unless `fault` lets it pass; or a file is
     broken or of no known kind; MissingExtra: pyarrow is needed and not installed."""
-    return chain.from_iterable(_rows(path, fault, columns) for path in paths)
+    with ReadApart() as apart:
+        for path in paths:
+            yield from _rows(path, fault, columns, apart)
 
 
-def _rows(path: Path, fault: Fault, columns: Sequence[str]) -> Rows:
+def _rows(path: Path, fault: Fault, columns: Sequence[str], apart: ReadApart) -> Rows:
     name = path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
-        return _parquet_rows(path, columns)
+        return _parquet_rows(path, columns, apart)
     if name.endswith(".jsonl"):
         lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path, fault) if line.strip())
         return make_each(lines, _decode_object, fault)
@@ -180,18 +181,14 @@ def _rows(path: Path, fault: Fault, columns: Sequence[str]) -> Rows:
     raise CorpusError(f"{path}: not a .parquet, .jsonl, .json or .tsv file")
 
 
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
+def _parquet_rows(path: Path, columns: Sequence[str], apart: ReadApart) -> Rows:
     with optional("data", "pyarrow"):
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    number = 0
+        import pyarrow  # noqa: F401
+    number, most = 0, max(INFLATION * path.stat().st_size, LEAST_INFLATED)
     try:
-        with ParquetFile(path) as file:
-            wanted = [name for name in file.schema_arrow.names if name in columns] if columns else None
-            for batch in file.iter_batches(BATCH, columns=wanted):
-                for number, row in enumerate(batch.to_pylist(), start=number + 1):  # noqa: B020
-                    yield f"{path}: row {number}", row
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        for number, row in enumerate(chain.from_iterable(apart.rows(path, columns, most)), start=1):
+            yield f"{path}: row {number}", row
+    except (Unreadable, OSError) as error:
         raise CorpusError(f"{path}: not a whole Parquet file after row {number}: {error}") from error
 
 

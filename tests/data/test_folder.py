@@ -11,7 +11,7 @@ import pypdf
 import pytest
 
 from harness1.data import folder, tables, trec
-from harness1.data.folder import ReadApart, Unreadable, read_html
+from harness1.data.apart import ReadApart, Unreadable, read_html
 from harness1.data.open import MOST_LEFT_OUT, open_source
 from harness1.data.source import DuplicateId, refuse
 from harness1.errors import CorpusError

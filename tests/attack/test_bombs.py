@@ -1,0 +1,132 @@
+"""Tables and archives of a few kilobytes may inflate to anything: they are read or refused, within bounds."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import strategies as st
+from pyarrow.parquet import write_table
+
+from harness1.data import tables
+from harness1.data.apart import ReadApart, Unreadable
+from harness1.data.dataset_cache import unpack
+from harness1.errors import CorpusError, UsageError
+from tests.attack.attack import Attack
+from tests.attack.test_inputs import mutated
+from tests.data import hostile
+
+MEGABYTE = "x" * 1_000_000
+
+
+def dictionary(rows: int) -> pyarrow.Array:
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array([MEGABYTE]))
+
+
+BOMBS: dict[str, Any] = {
+    "a dictionary of one long text": lambda: dictionary(12_900),
+    "rows of nothing": lambda: pyarrow.nulls(20_000_000),
+    "one text of nothing": lambda: pyarrow.array(["\0" * 150_000_000]),
+    "lists of one long text": lambda: pyarrow.array([[MEGABYTE] * 100] * 3),
+    "long bytes": lambda: pyarrow.array([b"\0" * 150_000_000]),
+    "a list of nothing": lambda: pyarrow.array([[None] * 90_000_000]),
+    "a deep list": lambda: pyarrow.ListArray.from_arrays([0, 90_000_000], pyarrow.nulls(90_000_000)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_parquet_bomb_is_refused_in_a_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "bomb.parquet"
+    table = pyarrow.table({"text": BOMBS[name]()})
+    write_table(table, path, compression="zstd", use_dictionary="dictionary" in name or "lists" in name)
+    assert path.stat().st_size < 300_000
+    with hostile.ends(), pytest.raises(CorpusError, match=r"inflates to too many bytes|too much memory|its parser"):
+        for _ in tables.rows([path]):
+            pass
+
+
+def test_a_parquet_file_that_lies_about_its_sizes_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    path = tmp_path / "lies.parquet"
+    write_table(pyarrow.table({f"c{at}": ["\0" * 100_000_000] for at in range(3)}), path, compression="zstd")
+    with hostile.ends(), ReadApart(memory=600 << 20) as apart:
+        with pytest.raises(Unreadable, match=r"memory|parser"):
+            list(apart.rows(path, (), 1 << 40))
+        write_table(pyarrow.table({"a": ["kept"]}), path)
+        assert list(apart.rows(path, (), 1000)) == [[{"a": "kept"}]]
+
+
+def test_a_mutated_parquet_file_is_read_or_refused(attack: Attack, tmp_path: Path) -> None:
+    path, ends = tmp_path / "rows.parquet", Counter[str]()
+    content = {"_id": ["a", "b"], "text": ["x", "y" * 50], "n": [1, None], "l": [["a", "b"], []], "d": [{"a": 1.5}] * 2}
+    write_table(pyarrow.table(content), path)
+    whole = path.read_bytes()
+
+    def survives(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            with hostile.ends():
+                ends["rows"] += sum(map(len, apart.rows(path, (), 1 << 20)))
+        except Unreadable as error:
+            ends["refused in a line" if "\n" not in str(error) else "wrong"] += 1
+
+    with ReadApart() as apart:
+        attack.try_all(mutated(whole), survives, 2_000)
+    assert not ends["wrong"]
+    attack.report("inputs parquet", inputs=attack.times(2_000), **ends)
+
+
+LONG = "/".join(["a" * 200] * 40)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a" * 300],
+        [LONG],
+        [""],
+        ["."],
+        ["./."],
+        ["a", "a/b"],
+        ["a/b", "a"],
+        ["a", "./a"],
+        ["a/", "a"],
+    ],
+    ids=lambda names: " ".join(each[:8] for each in names) or "empty",
+)
+def test_an_archive_of_odd_names_is_refused_in_a_line(tmp_path: Path, names: list[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), "x")
+    if names == ["a/", "a"]:  # the folder is nothing to unpack
+        unpack(tmp_path / "odd.zip", tmp_path / "into")
+        return
+    with pytest.raises(UsageError):
+        unpack(tmp_path / "odd.zip", tmp_path / "into")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_mutated_archive_is_unpacked_or_refused(attack: Attack, tmp_path: Path, method: int) -> None:
+    packed, ends = io.BytesIO(), Counter[str]()
+    with zipfile.ZipFile(packed, "w", method) as archive:
+        archive.writestr("tiny/corpus.jsonl", '{"_id":"a"}\n' * 50)
+        archive.writestr("tiny/q/ä.tsv", "x")
+
+    def survives(data: bytes) -> None:
+        (tmp_path / "a.zip").write_bytes(data)
+        try:
+            unpack(tmp_path / "a.zip", tmp_path / "into")
+            ends["unpacked"] += 1
+        except UsageError:
+            ends["refused"] += 1
+        finally:
+            shutil.rmtree(tmp_path / "into", ignore_errors=True)
+        assert [each.name for each in tmp_path.iterdir()] == ["a.zip"]
+
+    attack.try_all(st.one_of(mutated(packed.getvalue())), survives, 1_000)
+    attack.report(f"inputs zip {method}", inputs=attack.times(1_000), **ends)
