@@ -19,7 +19,7 @@ from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json, print_result, put, say, say_torn
 from harness1.cli.progress import Terminal, print_table, track_items
 from harness1.config import Config
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.plain import counted
 from harness1.records import Episode, Status
 from harness1.rows.calls import calls_of
@@ -238,13 +238,19 @@ def view(
 
 
 def _serve(folders: list[Path], port: int, open_it: bool) -> None:
-    from harness1.viewer.live import LiveServer, Watched, serve_view
+    with optional("serve"):
+        from harness1.serve.server import serve
+        from harness1.serve.view import HOST, LIMITS, view_app
+    from harness1.viewer.live import Watched
 
     watched = Watched(folders)
     if problems := watched.news("", 0)["problems"]:
         raise UsageError(problems[0])
-    server = LiveServer(watched, port)
-    put(f"{counted(len(folders), 'folder')} at {server.address}: Ctrl-C ends it", flush=True)
-    if open_it:
-        webbrowser.open(server.address)
-    serve_view(server)
+
+    def ready(bound: int) -> None:
+        address = f"http://{HOST}:{bound}/"
+        put(f"{counted(len(folders), 'folder')} at {address}: Ctrl-C ends it", flush=True)
+        if open_it:
+            webbrowser.open(address)
+
+    serve(view_app(watched), LIMITS, HOST, port, ready)

@@ -1,19 +1,14 @@
-"""A live page of work under way, and its server, which is for this machine only and does nothing but read. It needs no
-extra: the server of the standard library listens on loopback, takes no bodies, and answers from memory."""
+"""A live page of work under way: what it is told, read from folders that are being written."""
 
 from __future__ import annotations
 
 import secrets
-import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -224,113 +219,3 @@ def _stamp(path: Path) -> Stamp:
     except OSError:
         return 0, 0, 0
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-HOST = "127.0.0.1"
-NAMES = ("localhost", HOST, "[::1]")  # names by which a browser on this machine calls it
-CLIENTS, SILENT_S = 32, 10.0
-"""Requests that are answered at a time; the time after which a client that sends nothing is cut off."""
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
-class LiveServer(ThreadingHTTPServer):
-    """Answers `/`, `/news` and `/data/NAME` to pages of its own address. Raises UsageError: it cannot listen."""
-
-    daemon_threads = True
-
-    def __init__(self, watched: Watched, port: int = 0) -> None:
-        self.watched = watched
-        self._places = threading.BoundedSemaphore(CLIENTS)
-        try:
-            super().__init__((HOST, port), _Handler)
-        except OSError as error:
-            raise UsageError(f"cannot listen on {HOST}:{port}: {error.strerror or error}") from error
-        # A browser leaves out the port of HTTP itself.
-        self.hosts = frozenset(NAMES if port == 80 else (f"{name}:{self.server_port}" for name in NAMES))
-
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._places.acquire()
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Leave a client that has gone alone; anything else is reported."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = SILENT_S
-    server: LiveServer
-
-    def do_GET(self) -> None:
-        if (refusal := self._refusal()) is not None:
-            self._answer(*refusal)
-            return
-        parts = urlsplit(self.path)
-        try:
-            if parts.path == "/":
-                self._answer(200, "".join(self.server.watched.page()), "text/html")
-            elif parts.path == "/news":
-                asked = parse_qs(parts.query)
-                seen = asked.get("next", ["0"])[0]
-                seen = seen if seen.isascii() and seen.isdecimal() and len(seen) < 10 else "0"
-                news = self.server.watched.news(asked.get("life", [""])[0], int(seen))
-                self._answer(200, msgspec.json.encode(news).decode(), "application/json")
-            elif parts.path.startswith("/data/") and (text := self.server.watched.data(parts.path[6:])) is not None:
-                self._answer(200, text)
-            else:
-                self._answer(404, "nothing of that name is here")
-        except (UsageError, InfrastructureFault) as error:
-            self._answer(500, str(error))
-
-    def _refusal(self) -> tuple[int, str] | None:
-        """Return why a request is refused: foreign pages may name this machine (421) and themselves (403)."""
-        named = [each.lower() for each in self.headers.get_all("Host", [])]
-        if len(named) != 1 or named[0] not in self.server.hosts:
-            return 421, "this server is not of that name"
-        own = {f"http://{host}" for host in self.server.hosts}
-        if any(each.lower() not in own for each in self.headers.get_all("Origin", [])):
-            return 403, "pages of other sites may not read this server"
-        return None
-
-    def _answer(self, status: int, text: str, kind: str = "text/plain") -> None:
-        body = text.encode()
-        self.send_response(status)
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-    def version_string(self) -> str:
-        return "harness1"
-
-
-def serve_view(server: LiveServer) -> None:
-    """Answer until Ctrl-C, or SIGTERM, which ends the process."""
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        with server:
-            server.serve_forever(poll_interval=0.2)
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,24 +4,30 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.journal import EPISODES, read_appended, read_episodes
-from harness1.viewer.live import LiveServer, Watched
+from harness1.serve.server import answering
+from harness1.serve.service import ServiceLimits
+from harness1.serve.view import HOST, LIMITS, view_app
+from harness1.viewer.live import Watched
 from tests.cli.commands import command_in_process
+from tests.serving import in_thread
 from tests.support import hear_interrupts
 from tests.viewer.making import inflate, write_episodes, write_training, write_whole_run
 from tests.viewer.recordings import save_student, write_recording
@@ -169,19 +175,19 @@ def test_a_folder_of_something_else_is_refused(
     assert (ended.code, "is not a run folder" in ended.err) == (2, True)
 
 
+class Listening(NamedTuple):
+    address: str
+    server_port: int
+
+
 @contextmanager
-def listening(folder: Path) -> Iterator[LiveServer]:
-    server = LiveServer(Watched([folder]))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+def listening(folder: Path, limits: ServiceLimits = LIMITS) -> Iterator[Listening]:
+    app = view_app(Watched([folder]), limits)
+    with in_thread(lambda: answering(app, limits, HOST, 0)) as url:
+        yield Listening(f"{url}/", int(url.rpartition(":")[2]))
 
 
-def ask(server: LiveServer, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(server: Listening, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     connection.putrequest(method, path, skip_host=True)
     named = {"Host": f"127.0.0.1:{server.server_port}", **{name.replace("_", "-"): headers[name] for name in headers}}
@@ -189,36 +195,63 @@ def ask(server: LiveServer, path: str = "/", method: str = "GET", **headers: str
         connection.putheader(name, value)
     connection.endheaders()
     answer = connection.getresponse()
-    return answer.status, dict(answer.getheaders()), answer.read()
+    return answer.status, {name.title(): value for name, value in answer.getheaders()}, answer.read()
 
 
 @pytest.mark.service
 def test_only_pages_of_this_server_are_answered(whole: Path) -> None:
     with listening(whole) as server:
         port = server.server_port
-        with pytest.raises(UsageError, match="cannot listen on"):
-            LiveServer(Watched([whole]), port)
-        assert server.server_address[0] == "127.0.0.1"
         status, headers, body = ask(server)
         assert status == 200
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
-        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         assert b"default-src 'none'" in body
         assert b"connect-src 'self'" in body
         for host in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
             assert ask(server, Host=f"{host}:{port}")[0] == 200
         others = ("evil.example", f"evil.example:{port}", f"127.0.0.1:{port + 1}")
         for host in (*others, "127.0.0.1", f"localhost.:{port}", ""):
-            assert ask(server, "/news", Host=host)[0] == 421
+            assert ask(server, "/news", Host=host)[0] in (400, 421)
         assert ask(server, "/news", Origin=f"http://localhost:{port}")[0] == 200
         for origin in ("http://evil.example", "null", "http://localhost", f"https://localhost:{port}"):
             assert ask(server, "/news", Origin=origin)[0] == 403
-        for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
-            assert ask(server, "/news", method)[0] in (405, 501)
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert ask(server, "/news", method)[0] == 405
+        assert ask(server, "/news", "HEAD")[2] == b""
         for path in ("/stage.json", "/data/../stage.json", "/data/e99", "/data/"):
-            assert ask(server, path)[0] == 404
+            status, headers, _ = ask(server, path)
+            assert status == 404
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+            assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         assert ask(server, "/news?life=x&next=-1")[0] == ask(server, f"/news?next={'9' * 30}")[0] == 200
+
+
+@pytest.mark.service
+def test_slow_clients_stop_nobody_and_more_questions_than_can_be_answered_are_refused(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness1.serve.server.PRESSED_S", 0.2)
+    with listening(whole, replace(LIMITS, connections=32)) as server:
+        crowd = [socket.create_connection((HOST, server.server_port), timeout=10) for _ in range(64)]
+        for each in crowd:
+            each.sendall(b"GET / HTTP/1.1\r\nHost: x")
+        assert ask(server, "/news")[0] == 200
+    entered, free = threading.Semaphore(0), threading.Event()
+
+    def wait(*_: object) -> dict[str, Any]:
+        entered.release()
+        free.wait(10)
+        return {}
+
+    monkeypatch.setattr(Watched, "news", wait)
+    with listening(whole, replace(LIMITS, running=1, waiting=0)) as server, ThreadPoolExecutor() as others:
+        first = others.submit(ask, server, "/news")
+        entered.acquire(timeout=10)
+        assert ask(server, "/news")[0] == 503
+        free.set()
+        assert first.result()[0] == 200
+    for each in crowd:
+        each.close()
 
 
 @pytest.mark.service
@@ -232,11 +265,14 @@ def test_the_server_says_where_it_is_and_ends_with_at_most_a_line(whole: Path, s
         connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
         connection.request("GET", "/news")
         assert len(msgspec.json.decode(connection.getresponse().read())["rows"]) == 3
+        crowd = [socket.create_connection((HOST, int(found[1])), timeout=10) for _ in range(40)]
         os.kill(process.pid, sent)
         _, said = process.communicate(timeout=20)
         assert process.returncode == code
         assert len(said.splitlines()) <= 1
         assert "Traceback" not in said
+        for each in crowd:
+            each.close()
     finally:
         process.kill()
         process.communicate()
