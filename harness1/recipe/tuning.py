@@ -1,8 +1,9 @@
-"""Tries settings of a recipe in parallel trials, by Optuna: its storage, sampler and pruner, our stages and gates.
+"""Tries settings of a recipe in parallel trials, by Optuna: its sampler and pruner, our journal, stages and gates.
 
 The stages that no searched setting reaches are run once, in `shared`; a trial is the rest of the recipe in a folder of
-its own, stopped by a gate, or where it looks worse than the median. What trials found is kept for later tunings of the
-same corpus, reward and size of model.
+its own, stopped by a gate, or where it looks worse than the median. A journal has a line when a trial begins and one
+when it ends; Optuna's study is made of it at every start. What trials found is kept for later tunings of the same
+corpus, reward and size of model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from harness1.config import load_config
-from harness1.errors import UsageError, optional
+from harness1.errors import SchemaError, UsageError, optional
 from harness1.models.fetch import resolve_model
 from harness1.plain import digest
 from harness1.recipe.gates import Parse, StageCase, artifact
@@ -34,8 +36,7 @@ if TYPE_CHECKING:
     import optuna
 
 EXPERIENCE = Path("~/.cache/harness1/experience")
-TUNING, RESULTS, STORAGE, SHARED = "tuning.json", "trials.jsonl", "optuna.log", "shared"
-NAME = "tuning"
+TUNING, RESULTS, SHARED = "tuning.json", "trials.jsonl", "shared"
 NEAR = 0.05
 """Share of a range within which two values of a setting count as the same."""
 WARM = 2
@@ -44,12 +45,14 @@ DRAWS = 50
 """Draws for one trial, while those that come close to failed settings are put back."""
 BROKEN = 3
 """Commands that may fail in a row before the tuning ends: the cause is then not the settings."""
+UNDRAWABLE = (ValueError, TypeError, OverflowError)
+"""What Optuna raises for settings that are not in their ranges."""
 NUMBER = "number"
-"""The attribute of a trial with its number here: those that were learned, or drawn and put back, have none."""
+"""The attribute of a trial with its number here."""
 
 
 class TrialResult(Record, kw_only=True):
-    """What came out of one trial: all that later tunings learn from it."""
+    """What came out of one trial: all that later tunings learn from it. Without `value` and `stopped` it has begun."""
 
     number: int
     settings: dict[str, Value]
@@ -118,6 +121,8 @@ def is_near(one: Mapping[str, Value], other: Mapping[str, Value], search: Mappin
     def is_close(space: Space, a: Value, b: Value) -> bool:
         if isinstance(a, str) or isinstance(b, str) or space.low is None or space.high is None:
             return a == b
+        if not (space.low <= a <= space.high and space.low <= b <= space.high):
+            return False  # one of them is from another tuning
         low, high, x, y = (math.log(each) if space.log else float(each) for each in (space.low, space.high, a, b))
         return abs(x - y) < NEAR * (high - low)
 
@@ -167,6 +172,10 @@ class Tuning:
     """The folder of what tunings learned, a file for each subject; None: nothing is read and nothing kept."""
     on_result: Callable[[TrialResult], None] = lambda result: None
     results: list[TrialResult] = field(default_factory=list)
+    _begun: dict[int, TrialResult] = field(default_factory=dict)
+    """All trials that this folder holds, by their numbers."""
+    _waiting: list[int] = field(default_factory=list)
+    """Those that were interrupted."""
     _known: Path | None = None
     """The file of earlier trials about this subject, to which other processes may append at the same time."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -181,7 +190,8 @@ class Tuning:
         with optional("tune"):
             import optuna
         with hold_folder(self.out, TUNING):
-            self.results = read_results(self.out / RESULTS)
+            lines = _read_lines(self.out / RESULTS)
+            self._begun, self.results = {each.number: each for each in lines}, [*filter(_has_ended, lines)]
             self._describe()
             stages = {name: self.recipe.stages[name] for name in common}
             shared = replace(self.recipe, stages=stages, search={}, objective=None)
@@ -190,12 +200,12 @@ class Tuning:
                 subject = tuning_subject(self.recipe, self.out / SHARED, self.parse)
                 self._known = self.experience / f"{subject[:16]}.jsonl"
                 self._describe(subject)
+                self._teach(self.results)  # those that a kill kept from it
             optuna.logging.set_verbosity(optuna.logging.WARNING)
-            study = self._open_study()
-            at_work = [each for each in study.get_trials() if each.state.name == "RUNNING"]
-            waiting = [each for each in at_work if NUMBER in each.user_attrs]
+            study, ended = self._make_study(), {each.number for each in self.results}
+            self._waiting = sorted(self._begun.keys() - ended)
             with Journal(self.out, RESULTS) as journal, ThreadPoolExecutor(parallel) as pool:
-                futures = [pool.submit(self._work, study, waiting, trials, journal) for _ in range(parallel)]
+                futures = [pool.submit(self._work, study, trials, journal) for _ in range(parallel)]
                 try:  # an interrupt reaches the commands of the trials, too, and ends them all
                     for future in futures:
                         future.result()
@@ -203,28 +213,38 @@ class Tuning:
                     self._ended = True
         return sorted(self.results, key=lambda each: each.number)
 
-    def _work(self, study: optuna.Study, waiting: list[Any], trials: int, journal: Journal) -> None:
-        while not self._ended and (trial := self._next(study, waiting, trials)) is not None:
+    def _work(self, study: optuna.Study, trials: int, journal: Journal) -> None:
+        while not self._ended and (trial := self._next(study, trials, journal)) is not None:
             self._run_trial(study, trial, journal)
 
-    def _next(self, study: optuna.Study, waiting: list[Any], trials: int) -> optuna.Trial | None:
+    def _next(self, study: optuna.Study, trials: int, journal: Journal) -> optuna.Trial | None:
         """Return a trial that was interrupted, or a further one with settings that have not failed; None if all are
         begun."""
         import optuna
 
         with self._lock:
-            if waiting:
-                return optuna.Trial(study, waiting.pop(0)._trial_id)
-            begun = sum(NUMBER in each.user_attrs for each in study.get_trials())
+            if self._waiting:
+                begun = self._begun[self._waiting.pop(0)]
+                study.enqueue_trial(begun.settings, user_attrs={NUMBER: begun.number})
+                try:
+                    return study.ask(_distributions(self.recipe))
+                except UNDRAWABLE as error:
+                    raise SchemaError(f"{self.out / RESULTS}: trial {begun.number} cannot be drawn: {error}") from error
             earlier = [*self.results, *(read_results(self._known) if self._known else ())]
             failed = [each.settings for each in earlier if each.failed]
-            for _ in range(DRAWS if begun < trials else 0):
+            for _ in range(DRAWS if len(self._begun) < trials else 0):
                 trial = study.ask(_distributions(self.recipe))
                 if not any(is_near(trial.params, each, self.recipe.search) for each in failed):
-                    trial.set_user_attr(NUMBER, begun)
+                    number = next(at for at in count() if at not in self._begun and not self._folder(at).exists())
+                    self._begun[number] = TrialResult(number=number, settings=trial.params)
+                    journal.write(msgspec.json.encode(self._begun[number]))
+                    trial.set_user_attr(NUMBER, number)
                     return trial
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return None
+
+    def _folder(self, number: int) -> Path:
+        return self.out / f"trial-{number:04}"
 
     def _run_trial(self, study: optuna.Study, trial: optuna.Trial, journal: Journal) -> None:
         """Run a trial, stop it at a look where it is behind, and tell everybody who learns from it."""
@@ -242,18 +262,17 @@ class Tuning:
             if value is None or record.status != "passed":
                 return
             looks[stage] = value
-            if event == "ends":
-                with self._lock:
-                    trial.report(value, [*objective.looks].index(stage))
-                    is_worse = trial.should_prune()
-                if is_worse:
-                    said = f"{objective.looks[stage]} of {stage} was {value:.4g}, worse than the median"
-                    raise optuna.TrialPruned(said)
+            with self._lock:
+                trial.report(value, [*objective.looks].index(stage))
+                is_worse = event == "ends" and trial.should_prune()
+            if is_worse:
+                said = f"{objective.looks[stage]} of {stage} was {value:.4g}, worse than the median"
+                raise optuna.TrialPruned(said)
 
         result = TrialResult(number=number, settings=trial.params, looks=looks)
         try:
             recipe = trial_recipe(self.recipe, trial.params, self.out / SHARED)
-            state = RecipeRun(recipe, self.out / f"trial-{number:04}", self.execute, look, self.parse).run()
+            state = RecipeRun(recipe, self._folder(number), self.execute, look, self.parse).run()
             metrics = state.stages[objective.stage].metrics
             if objective.metric not in metrics:
                 raise UsageError(f"{objective.stage} has no metric {objective.metric}; it has {', '.join(metrics)}")
@@ -269,38 +288,49 @@ class Tuning:
                     raise
         result = replace(result, seconds=sum(took, 0.0))
         with self._lock:
-            study.tell(trial, result.value, None if result.value is not None else optuna.trial.TrialState.PRUNED)
-            self.results.append(result)
             journal.write(msgspec.json.encode(result))
-            if self._known is not None:
-                with Journal(self._known.parent, self._known.name, wait=True) as experience:
-                    experience.write(msgspec.json.encode(result))
+            self.results.append(result)
+            self._teach([result])
+            study.tell(trial, result.value, None if result.value is not None else optuna.trial.TrialState.PRUNED)
             self.on_result(result)
 
-    def _open_study(self) -> optuna.Study:
-        """Open the study; a new one begins with what earlier tunings learned, and tries their best settings first."""
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
+    def _teach(self, results: Sequence[TrialResult]) -> None:
+        """Add results to the experience that it lacks."""
+        if self._known is not None:
+            with Journal(self._known.parent, self._known.name, wait=True) as experience:
+                there = read_results(self._known)
+                for each in results:
+                    if each not in there:
+                        experience.write(msgspec.json.encode(each))
 
-        maximize = objective_of(self.recipe).maximize
+    def _make_study(self) -> optuna.Study:
+        """Return a study of the trials that ended here and of what other tunings learned, whose best settings the first
+        trial has."""
+        import optuna
+
+        maximize, ranges = objective_of(self.recipe).maximize, _distributions(self.recipe)
+        states = optuna.trial.TrialState
+        looks = [*objective_of(self.recipe).looks]
         study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(self.out / STORAGE))),
-            study_name=NAME,
-            load_if_exists=True,
             direction="maximize" if maximize else "minimize",
-            sampler=optuna.samplers.TPESampler(seed=self.seed + len(self.results), n_startup_trials=5),
+            sampler=optuna.samplers.TPESampler(seed=self.seed + len(self._begun), n_startup_trials=5),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM, n_min_trials=WARM),
         )
-        ranges, learned = _distributions(self.recipe), list[optuna.trial.FrozenTrial]()
-        for each in read_results(self._known) if self._known and not study.get_trials() else ():
-            with suppress(ValueError):  # it was stopped, or its settings cannot be drawn here
-                made = optuna.trial.create_trial(params=each.settings, distributions=ranges, value=each.value)
-                learned.append(made)
+        earlier = read_results(self._known) if self._known else []
+        learned = [replace(each, looks={}) for each in earlier if each.value is not None and each not in self.results]
         learned.sort(key=lambda each: each.value or 0.0, reverse=maximize)
-        study.add_trials(learned)
-        if learned:
-            study.enqueue_trial(learned[0].params)
+        for each in (*learned, *self.results):
+            with suppress(*UNDRAWABLE):  # its settings cannot be drawn here
+                made = optuna.trial.create_trial(
+                    params=each.settings,
+                    distributions=ranges,
+                    value=each.value,
+                    state=states.PRUNED if each.value is None else states.COMPLETE,
+                    intermediate_values={looks.index(name): value for name, value in each.looks.items()},
+                )
+                study.add_trial(made)
+        if not self._begun and (best := study.get_trials()[:1]):
+            study.enqueue_trial(best[0].params)
         return study
 
     def _describe(self, subject: str = "") -> None:
@@ -326,7 +356,15 @@ def read_tuning(out: Path) -> TuningCard | None:
 
 def read_results(file: Path) -> list[TrialResult]:
     """Return the results of trials in the order in which they ended; raise SchemaError if one is damaged."""
+    return [*filter(_has_ended, _read_lines(file))]
+
+
+def _read_lines(file: Path) -> list[TrialResult]:
     return list(read_line_records(file, TrialResult, "the result of a trial")) if file.is_file() else []
+
+
+def _has_ended(trial: TrialResult) -> bool:
+    return trial.value is not None or trial.stopped != ""
 
 
 def _distributions(recipe: Recipe) -> dict[str, Any]:

@@ -160,6 +160,35 @@ def test_after_an_interrupt_the_trial_at_work_goes_on(tmp_path: Path) -> None:
     assert "trial-0001/rl" in again.ran
 
 
+@pytest.mark.parametrize("lost", [0, 1, 40, None], ids=["after the line", "its end", "in the line", "before the line"])
+def test_a_kill_at_the_end_of_a_trial_loses_none_and_is_in_nobodys_way(tmp_path: Path, lost: int | None) -> None:
+    """Bytes of the last line that the kill kept from the journal; that of the experience is not yet written."""
+    tuning(tmp_path / "t", Simulation(), kept=tmp_path / "kept").run(trials=3, parallel=1)
+    [known] = (tmp_path / "kept").iterdir()
+    for file, missing in ((tmp_path / "t" / RESULTS, lost), (known, None)):
+        whole = file.read_bytes()
+        last = len(whole.splitlines(keepends=True)[-1])
+        file.write_bytes(whole[: len(whole) - (last if missing is None else missing)])
+    again = Simulation()
+    results = tuning(tmp_path / "t", again, kept=tmp_path / "kept").run(trials=4, parallel=1)
+    assert [each.number for each in results] == [0, 1, 2, 3]
+    assert "trial-0002/sft" not in again.ran, "it had passed"
+    assert len({str(each.settings) for each in results}) == 4
+    assert sorted(read_results(known), key=lambda each: each.number) == results
+    with known.open("ab") as file:
+        file.write(b'{"number":9,"settin')
+    assert len(tuning(tmp_path / "u", Simulation(), kept=tmp_path / "kept").run(trials=1, parallel=1)) == 1
+    assert len(read_results(known)) == 5
+
+
+def test_a_trial_that_cannot_be_drawn_is_told_in_a_line(tmp_path: Path) -> None:
+    tuning(tmp_path / "t", Simulation()).run(trials=1, parallel=1)
+    with Journal(tmp_path / "t", RESULTS) as journal:
+        journal.write(b'{"number":1,"settings":{"sft.train.rate":"fast"}}')
+    with pytest.raises(UsageError, match=r"trials\.jsonl: trial 1 cannot be drawn"):
+        tuning(tmp_path / "t", Simulation()).run(trials=2, parallel=1)
+
+
 def test_a_trial_that_fails_a_gate_is_not_repeated(tmp_path: Path) -> None:
     """The simulated training leaves no log, which its gate finds."""
     recipe = tiny()
