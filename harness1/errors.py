@@ -93,6 +93,10 @@ class ModelError(UsageError, ValueError):
     like any other `ValueError` from an engine."""
 
 
+class RewardError(UsageError, ValueError):
+    """A reward, or what a term adds to it, that is no number of a reasonable size."""
+
+
 class ToolError(HarnessError):
     """What a tool of one's own raises for a call that makes no sense: the policy reads the message and goes on. Any
     other exception is a fault of the tool, and invalidates the episode."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -13,12 +14,28 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, unquote_plus
 
+LARGEST = sys.float_info.max
+
 
 def canonical(value: Any) -> bytes:
     """Encode plain data or a record as JSON with sorted keys: equal values give equal bytes."""
     import msgspec  # here, because the list of verbs needs none of it
 
     return msgspec.json.encode(value, order="sorted")
+
+
+def decode_plain(data: bytes) -> Any:
+    """Decode JSON. Raises one of MALFORMED: it is none, or holds a whole number that is too large to reckon with."""
+    import msgspec
+
+    left = [found := msgspec.json.decode(data)]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"a number has {len(str(abs(value)))} digits")
+    return found
 
 
 def digest(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, NewType, dataclass_transform
 
 import msgspec
 
-from harness1.errors import MALFORMED, SchemaError
+from harness1.errors import MALFORMED, RewardError, SchemaError
 from harness1.plain import json_safe, utf8_safe
 
 SCHEMA_VERSION = 1
@@ -258,12 +258,23 @@ class RewardTerm(Record):
     weight: float
 
 
+MOST_REWARD = 1e12
+"""The largest size of a reward and of what a term adds: no sum of them overflows, nor a square."""
+
+
 class RewardRecord(Record):
-    """The reward of an episode: `total` is the override's value if there is one, else the floored sum of the terms."""
+    """The reward of an episode: `total` is the override's value if there is one, else the floored sum of the terms.
+    Raises RewardError, made or read: it or a term is not finite, or beyond `MOST_REWARD`."""
 
     total: float
     terms: dict[str, RewardTerm] = {}
     override: str | None = None
+
+    def __post_init__(self) -> None:
+        parts = {name: term.weight * term.value for name, term in self.terms.items()}
+        for name, value in (parts | {"their sum": self.total}).items():
+            if not abs(value) <= MOST_REWARD:  # nor is NaN
+                raise RewardError(f"the terms of a reward and their sum are at most {MOST_REWARD:g}: {name} is {value}")
 
 
 class EpisodeKey(NamedTuple):

@@ -167,7 +167,7 @@ def test_a_fault_of_a_tool_breaks_the_episode_and_not_the_run(mine: str, word: s
     assert why in (found.episodes[0].error or "")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", None, [1.0]])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, 10**400, -(10**400), "0.5", None, [1.0]])
 def test_a_reward_that_is_no_finite_number_is_refused_at_its_term(value: Any, tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     path.write_text(f"from math import inf, nan\n\ndef odd(case):\n    return {value!r}\n")

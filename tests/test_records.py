@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from harness1 import records
 from harness1.episodes.rollout import rollout
@@ -16,6 +17,25 @@ TASK = records.Task(
 
 def episode() -> records.Episode:
     return run(rollout(make_env(), Script(search("Byron"), curate(add_ids=["D1"]), END), TASK))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        b'{"total":1e308}',
+        b'{"total":1.0,"terms":{"a":{"value":1e200,"weight":1e200}}}',
+        b'{"total":1.0,"terms":{"a":{"value":1e308,"weight":1},"b":{"value":1e308,"weight":1}}}',
+        b'{"total":1.0,"terms":{"a":{"value":1e308,"weight":1},"b":{"value":-1e308,"weight":1}}}',
+        b'{"total":1%s}' % (b"0" * 400),
+        b'{"total":null}',
+    ],
+)
+def test_a_reward_without_a_finite_sum_is_not_read(reward: bytes) -> None:
+    line = records.encode_episode(replace(episode(), reward=records.RewardRecord(1.0)))
+    least = records.decode_episode(line.replace(b'{"total":1.0}', b'{"total":-1e12}'))
+    assert least.reward == records.RewardRecord(-1e12)
+    with pytest.raises(SchemaError):
+        records.decode_episode(line.replace(b'{"total":1.0}', reward))
 
 
 def test_an_episode_survives_its_line() -> None:

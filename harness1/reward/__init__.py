@@ -22,7 +22,18 @@ import msgspec
 from harness1.config import Config, Env, Reward
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.plugins import failure, is_own, load_plugin, short_name, unfit
-from harness1.records import Curated, Episode, Gold, RewardRecord, RewardTerm, Status, StopReason, Task, Turn
+from harness1.records import (
+    MOST_REWARD,
+    Curated,
+    Episode,
+    Gold,
+    RewardRecord,
+    RewardTerm,
+    Status,
+    StopReason,
+    Task,
+    Turn,
+)
 from harness1.reward.measures import Outcome, delivery, f_beta, measure_outcome
 from harness1.tools.registry import tools_of
 
@@ -84,11 +95,12 @@ def number_of(name: str, given: Any, task: Task) -> float:
     """Return what a term of the reward gave for a task; raise UsageError if it is not a finite number."""
     if getattr(given, "shape", None) == ():  # a scalar of numpy or torch
         given = given.item()
-    if not isinstance(given, Real) or not math.isfinite(given):
-        raise UsageError(
-            f"the reward term {name!r} returned {given!r} for task {task.task_id!r}: a term is a finite number"
-        )
-    return float(given)
+    size: Any = abs(given) if isinstance(given, Real) else math.nan
+    if size <= MOST_REWARD:
+        return float(given)
+    shown = "a larger number" if size > MOST_REWARD else repr(given)
+    says = f"a term is a finite number of at most {MOST_REWARD:g}"
+    raise UsageError(f"the reward term {name!r} returned {shown} for task {task.task_id!r}: {says}")
 
 
 def component(
@@ -261,8 +273,11 @@ def total_of(terms: Mapping[str, RewardTerm], override: str | None, settings: Re
 
 
 def contributions(terms: Iterable[RewardTerm]) -> float:
-    """Return the exact sum of the terms' contributions, which does not depend on their order."""
-    return math.fsum(term.weight * term.value for term in terms)
+    """Return the exact sum of the terms' contributions, which does not depend on their order; NaN if there is none."""
+    try:
+        return math.fsum(term.weight * term.value for term in terms)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def by_term(reward: RewardRecord) -> dict[str, float]:

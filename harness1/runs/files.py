@@ -16,6 +16,7 @@ import msgspec
 
 from harness1.config import present_tree
 from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.plain import decode_plain
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file of JSON. Raises SchemaError: it is no object, or no JSON."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(decode_plain(path.read_bytes()), dict[str, Any])
     except MALFORMED as error:
         raise SchemaError(f"{path} is damaged: {error}") from error
 
@@ -60,8 +61,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def find_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a file of JSON; None if there is none, or it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, *MALFORMED):
+        return read_json(path)
+    except (OSError, SchemaError):
         return None
 
 
@@ -70,7 +71,8 @@ def read_record(path: Path, kind: type[T], what: str) -> T | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        decode_plain(data := path.read_bytes())
+        return msgspec.json.decode(data, type=kind)
     except MALFORMED as error:
         raise SchemaError(f"{path} is not {what}: {error}") from error
     except OSError as error:

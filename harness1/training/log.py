@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, optional
-from harness1.plain import secrets_of, text_digest, without_secrets
+from harness1.plain import decode_plain, secrets_of, text_digest, without_secrets
 from harness1.runs.files import clear, write_atomically
 from harness1.runs.journal import Journal, hold
 
@@ -140,7 +140,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         try:
-            values = msgspec.json.decode(line, type=dict[str, Any])
+            values = msgspec.convert(decode_plain(line), dict[str, Any])
         except MALFORMED as error:
             raise SchemaError(f"{path}:{number}: not a line of a training's log: {error}") from error
         if not isinstance(values.get("step"), int):

@@ -247,8 +247,9 @@ def test_an_evaluation_is_named_by_module_or_by_file(tmp_path: Path) -> None:
     for wrong in ("judge", "no_such_module:f", f"{tmp_path}/judge.py:two", f"{tmp_path}/none.py:f"):
         with pytest.raises(UsageError):
             open_evaluation(wrong)
-    with pytest.raises(UsageError, match="finite"):
-        reward_of(lambda _: float("nan"), session)
+    for odd in (float("nan"), 10**400, {"a": 1e308, "b": 1e308}, {"a": 1e12, "b": 1e12}):
+        with pytest.raises(UsageError, match=r"finite|at most 1e\+12"):
+            reward_of(lambda _, odd=odd: odd, session)
 
 
 HAUNTED = """
