@@ -143,9 +143,16 @@ NAME_BYTES = 9
 WINDOW = 1_000_000
 """Tokens of an episode whose context is the client's business."""
 LONGEST_QUESTION = 8192
-"""Characters."""
+"""Characters of a question or a query."""
 SWEEPS, SHORTEST_S = 10, 0.05
 """Looks for idle searches in the time after which one is idle, and the shortest time between them."""
+
+
+def read_text(given: object, what: str) -> str:
+    """Return a question or a query of a client; raise UsageError if it is no text, empty or too long."""
+    if not isinstance(given, str) or not given.strip() or len(given) > LONGEST_QUESTION:
+        raise UsageError(f"a {what} is a text of 1 to {LONGEST_QUESTION:,} characters")
+    return given
 
 
 class Delivered(Record):
@@ -211,12 +218,10 @@ class Searches:
     def __len__(self) -> int:
         return len(self._searches)
 
-    async def start(self, question: str) -> tuple[str, StepReply]:
-        """Begin a search; return its name and first context. Raise UsageError if the question is empty or too long."""
-        if not question.strip() or len(question) > LONGEST_QUESTION:
-            raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
+    async def start(self, question: object) -> tuple[str, StepReply]:
+        """Begin a search; return its name and first context. Raise UsageError as `read_text`."""
         # A client that cancels a call may come back: what it began is carried out.
-        return await asyncio.shield(self._start(question))
+        return await asyncio.shield(self._start(read_text(question, "question")))
 
     async def act(self, name: str, call: ToolCall) -> StepReply:
         """Carry out a call in a search, one after the other; raise UsageError if there is no such search."""

@@ -13,7 +13,7 @@ from harness1.adapters.driven import DrivenEpisode
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
-from harness1.errors import InfrastructureFault, UsageError, optional
+from harness1.errors import MALFORMED, InfrastructureFault, UsageError, optional
 from harness1.models.calls import tools_of
 from harness1.policy.policy import Decision
 from harness1.records import StopReason, Task, ToolCall
@@ -88,7 +88,7 @@ class SearchGym(gymnasium.Env[str, str]):
         try:
             found = json.loads(action)
             decision = Decision((ToolCall(str(found["name"]), dict(found.get("arguments") or {})),))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (*MALFORMED, TypeError, KeyError, AttributeError) as error:
             decision = Decision(parse_error=f"not a call in JSON: {type(error).__name__}")
         context = self._runner.run(self._driven.act(decision))
         if context is not None:

@@ -40,6 +40,11 @@ MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns
 Answer = TypeVar("Answer")
 
 
+def read_golds(dataset: str, split: str) -> dict[str, Gold]:
+    """Return the gold of a split's tasks, by their ids."""
+    return {task.task_id: task.gold for task in open_source(dataset).tasks(split) if task.gold is not None}
+
+
 class InspectModel:
     """Answers posts of chat completions with Inspect's active model, so that each is an event in its log."""
 
@@ -64,9 +69,10 @@ class InspectModel:
 
 
 @solver
-def search_solver(index: str, config: Config, record: str = "", dataset: str = "") -> Solver:
+def search_solver(index: str, config: Config, record: str = "", dataset: str = "", split: str = "test") -> Solver:
     """Return the solver that plays an episode over an index; the sample's store and the run folder `record` keep it."""
     setup, samples = EpisodeSetup(config, index, "inspect"), Samples()
+    golds = read_golds(dataset, split) if record else {}
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         name, reserve = str(get_model()), config.env.generation_reserve
@@ -74,7 +80,7 @@ def search_solver(index: str, config: Config, record: str = "", dataset: str = "
         env = setup.environment(setup.open_retriever(), policy)
         episode = await rollout(env, policy, Task(str(state.sample_id), state.input_text, "inspect"), seed=state.epoch)
         if record:
-            scored = score(episode, msgspec.convert(state.metadata["gold"], Gold), config)
+            scored = score(episode, golds[str(state.sample_id)], config)
             append(scored, Path(record), config, f"inspect:{name}", index, dataset, samples)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
@@ -86,11 +92,12 @@ def search_solver(index: str, config: Config, record: str = "", dataset: str = "
 
 
 @scorer(metrics={"*": [mean(), stderr()]})
-def search_scores(config: Config) -> Scorer:
-    """Return the scorer: the composite reward, and the measures of the curated set."""
+def search_scores(config: Config, dataset: str, split: str = "test") -> Scorer:
+    """Return the scorer of a dataset's split: the composite reward, and the measures of the curated set."""
+    golds = read_golds(dataset, split)
 
     async def score_state(state: TaskState, target: Target) -> Score:
-        gold = msgspec.convert(state.metadata["gold"], Gold)
+        gold = golds[str(state.sample_id)]
         found = score(msgspec.convert(state.store.get(KEPT), Episode), gold, config)
         assert found.reward is not None
         values = {"reward": found.reward.total, **measure(found, gold, MEASURES)}
@@ -108,9 +115,7 @@ def search(
     retrieve`. `settings` are overrides, separated by spaces; a run folder `record` keeps whole episodes."""
     loaded = load_config(config or None, settings.split())
     tasks = [each for each in open_source(data).tasks(split) if each.gold is not None][: limit or None]
-    samples = [
-        Sample(input=each.query, id=each.task_id, metadata={"gold": msgspec.to_builtins(each.gold)}) for each in tasks
-    ]
-    return InspectTask(
-        MemoryDataset(samples), solver=search_solver(index, loaded, record, data), scorer=search_scores(loaded)
-    )
+    # No gold: whatever a sample holds, other solvers of a chain see.
+    samples = MemoryDataset([Sample(input=each.query, id=each.task_id) for each in tasks])
+    solver = search_solver(index, loaded, record, data, split)
+    return InspectTask(samples, solver=solver, scorer=search_scores(loaded, data, split))

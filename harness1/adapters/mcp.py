@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from harness1.adapters.driven import Searches, StepReply
+from harness1.adapters.driven import Searches, StepReply, read_text
 from harness1.config import Config, Env
 from harness1.data.indexing import Files
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
@@ -43,8 +43,8 @@ INSTRUCTIONS = (
     " end_search, which returns the curated set."
 )
 HITS = 5
-LONGEST_QUERY = 8192
-"""Characters."""
+BODY_BYTES = 256 << 10
+"""Largest request."""
 SNIPPET = 2000
 """Characters of a hit of `search`."""
 
@@ -56,10 +56,10 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
 
     async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         if name == START:
-            named, answer = await searches.start(str(arguments.get("question", "")))
+            named, answer = await searches.start(arguments.get("question"))
             return _result(answer, named)
         given = dict(arguments)
-        named = str(given.pop(SEARCH, ""))
+        named = name_of(given.pop(SEARCH, ""))
         return _result(await searches.act(named, ToolCall(name, given)), named)
 
     named = {"type": "string", "description": f"The name that {START} returned."}
@@ -79,9 +79,7 @@ def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda
 
     async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         if name == "search":
-            query = str(arguments.get("query", ""))
-            if not query.strip() or len(query) > LONGEST_QUERY:
-                raise UsageError(f"a query has 1 to {LONGEST_QUERY:,} characters")
+            query = read_text(arguments.get("query"), "query")
             (found,) = await retriever.search([SearchRequest(query, HITS, deadline=deadline)])
             if isinstance(found, RetrievalFault):
                 raise InfrastructureFault(found.message)
@@ -91,7 +89,7 @@ def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda
                 snippet = f"{chunk.title}\n{chunk.text}"[:SNIPPET]
                 hits.append({"docid": doc_id, **place, "score": score, "snippet": snippet})
             return _json(hits)
-        docid = str(arguments.get("docid", ""))
+        docid = name_of(arguments.get("docid"))
         chunks = await retriever.read(DocId(docid))
         if isinstance(chunks, RetrievalFault):
             raise InfrastructureFault(chunks.message)
@@ -102,6 +100,11 @@ def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda
     told = f"Search the corpus. Returns the {HITS} best documents with docid, score and snippet."
     read = _tool("get_document", "Return the full text of a document by its docid.", "docid")
     return _server([_tool("search", told, "query"), read], call, "Search a corpus and read its documents.")
+
+
+def name_of(given: object) -> str:
+    """Return the name that a client gave; "", which nothing has, if it is no text."""
+    return given if isinstance(given, str) else ""
 
 
 def _tool(name: str, description: str, argument: str) -> types.Tool:
@@ -206,11 +209,19 @@ def serve_http(
     from mcp.server.transport_security import TransportSecuritySettings
 
     from harness1.serve.server import serve
-    from harness1.serve.service import ServiceLimits, guard
+    from harness1.serve.service import Refused, ServiceLimits, guard
 
-    # Who may call is checked by `access`, which knows the names of this server.
+    # Who may call is checked by `access`, which knows the names of this server. What a client has begun is known by the
+    # names of its searches: a session of the protocol would only be one more thing to leave behind.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    app = server.streamable_http_app(host=host, transport_security=security)
+    app = server.streamable_http_app(
+        host=host, transport_security=security, stateless_http=True, max_request_body_size=BODY_BYTES
+    )
+
+    def admit(scope: Scope) -> None:
+        access.check(scope)
+        if scope["method"] != "POST":  # this server has nothing to say unasked
+            raise Refused(405, "requests are sent by POST", {"Allow": "POST"})
 
     @asynccontextmanager
     async def sessions() -> AsyncIterator[None]:
@@ -230,4 +241,4 @@ def serve_http(
         request.add_done_callback(under_way.discard)
         await asyncio.shield(request)
 
-    serve(guard(answer, access.check), ServiceLimits(), host, port, on_ready, sessions)
+    serve(guard(answer, admit), ServiceLimits(), host, port, on_ready, sessions)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.adapters.driven import DrivenEpisode, deliver, measure
+from harness1.adapters.driven import DrivenEpisode, deliver, measure, read_text
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
@@ -27,13 +27,15 @@ from harness1.rows.calls import calls_for_rows
 with optional("openenv", "openenv"):
     from openenv.core.env_server.http_server import create_app
     from openenv.core.env_server.interfaces import Environment
-    from openenv.core.env_server.types import Action, Observation, State
+    from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
     from openenv.core.harness.rollout import ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
     from openenv.core.harness.training import TrainingTrace, TrainingTurn
     from pydantic import Field
 
 
 DRIVER = "openenv"
+IDLE_S = 1800.0
+"""Time after which a session without a call gives up its place."""
 
 
 class SearchAction(Action):
@@ -126,8 +128,8 @@ class SearchEnvironment(Environment):
         return self.list_tasks(split)[index]
 
     def _task(self, asked: dict[str, Any], seed: int) -> Task:
-        if query := str(asked.get("query") or ""):
-            return asked_task(query)
+        if query := asked.get("query"):
+            return asked_task(read_text(query, "query"))
         tasks = self._source.tasks(str(asked.get("split") or self._source.splits[0]))
         if name := asked.get("task_id"):
             found = next((task for task in tasks if task.task_id == name), None)
@@ -164,8 +166,9 @@ def openenv_app(
 ) -> Any:
     """Return the FastAPI application of a server of `SearchEnvironment` with this many concurrent sessions."""
     made = lambda: SearchEnvironment(source, open_env, config, keep)  # noqa: E731
+    bounds = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=IDLE_S)
     kinds = (SearchAction, SearchObservation)
-    return create_app(made, *kinds, "harness1", max_concurrent_envs=sessions, state_cls=SearchState)
+    return create_app(made, *kinds, "harness1", concurrency_config=bounds, state_cls=SearchState)
 
 
 def serve_openenv(

@@ -356,6 +356,15 @@ def test_clients_call_it_over_http_and_pages_of_other_sites_may_not(index: Path,
             assert told(await whole(client))["curated"]
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
         async with httpx.AsyncClient() as web:
+            about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "n", "version": "1"}}
+            begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+            takes = {"Accept": "application/json, text/event-stream"}
+            began = await web.post(address, json=begin, headers=takes)
+            assert (began.status_code, "mcp-session-id" in began.headers) == (200, False), "nothing to leave behind"
+            for method in ("GET", "DELETE"):
+                assert (await web.request(method, address, headers=takes)).status_code == 405
+            large = {**body, "params": {"cursor": "x" * 300_000}}
+            assert (await web.post(address, json=large, headers=takes)).status_code == 413
             for head, status in (({"Origin": "http://evil.example"}, 403), ({"Host": "evil.example"}, 421)):
                 assert (await web.post(address, json=body, headers=head)).status_code == status
 

@@ -132,16 +132,18 @@ def test_a_taken_port_is_told_in_one_line_and_nothing_is_announced(index: Path) 
 def test_an_index_without_a_task_is_answered_with_those_that_exist(index: Path) -> None:
     last = len(open_source("world:120").tasks("test")) - 1
 
-    async def asks(address: str, wrong: object) -> None:
+    async def asks(address: str, says: str, **wrong: object) -> None:
         client = GenericEnvClient(base_url=address)
         await client.connect()
-        with pytest.raises(RuntimeError, match=rf"the indexes are 0 to {last}"):
-            await client.reset(split="test", index=wrong)
+        with pytest.raises(RuntimeError, match=says):
+            await client.reset(split="test", **wrong)
         await client.close()
 
     with serving_openenv(str(index)) as address:
-        for wrong in ("abc", -1, 1.5, 10**6):
-            asyncio.run(asks(address, wrong))
+        for wrong in ("abc", -1, 1.5, 10**6, 10**400, {"a": 1}):
+            asyncio.run(asks(address, rf"the indexes are 0 to {last}", index=wrong))
+        for query in ({"text": "who?"}, ["who?"], 7, " ", "x" * 9000):
+            asyncio.run(asks(address, "a query is a text of 1 to 8,192 characters", query=query))
 
 
 def test_its_own_validation_accepts_the_server(index: Path) -> None:
