@@ -76,9 +76,18 @@ LONGEST = 64 << 10
 """Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
 LATER_TRAINING = (
-    *("rl.discount", "rl.gate", "rl.easy", "train.attention", "train.save_minutes", "train.max_steps"),
-    *("train.lora.experts", "train.lora.layers", "sft.gates.per_task", "sft.gates.precision"),
-    *("sft.gates.same_searches", "sft.useless_weight"),
+    "rl.discount",
+    "train.attention",
+    "train.save_minutes",
+    "train.max_steps",
+    "train.lora.experts",
+    "train.lora.layers",
+    "rl.gate",
+    "rl.easy",
+    "sft.gates.per_task",
+    "sft.gates.precision",
+    "sft.gates.same_searches",
+    "sft.useless_weight",
 )
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 

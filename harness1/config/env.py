@@ -32,9 +32,16 @@ HITS_SHARE = 0.5  # largest share of a prompt for the hits of one observation wi
 TITLE_SHARE = 1 / 16  # The largest share of a prompt that one title may take.
 LARGEST_CAP = 30  # The most units that a curated set may hold.
 _LATER = (
-    *(("evidence", "rank", False), ("compression", "characters", 0), ("evidence", "lines", LARGEST_CAP)),
-    *(("fan_out", "hits", 0), ("leads", "on", False), ("leads", "handles", False), ("auto_populate", "by", "first")),
-    *(("read", "by", "order"), ("verification", "titles", False), ("rendering", "marks", False)),
+    ("evidence", "rank", False),
+    ("compression", "characters", 0),
+    ("evidence", "lines", LARGEST_CAP),
+    ("fan_out", "hits", 0),
+    ("leads", "on", False),
+    ("leads", "handles", False),
+    ("auto_populate", "by", "first"),
+    ("read", "by", "order"),
+    ("verification", "titles", False),
+    ("rendering", "marks", False),
 )
 """Settings that did not exist when environments were first recorded: group, name, and the value that means off."""
 

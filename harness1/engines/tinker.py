@@ -192,8 +192,14 @@ class TinkerBackend:
             raise InfrastructureFault("no weights were published to the sampler yet")
         (client, version), sdk = self._current, self.service.sdk
         prompt = sdk.ModelInput.from_ints(list(ids))
-        kept = {"max_tokens": sampling.max_tokens, "seed": sampling.seed, "temperature": sampling.temperature}
-        params = sdk.SamplingParams(**kept, stop=list(sampling.stop_ids), top_k=-1, top_p=1.0)
+        params = sdk.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop=list(sampling.stop_ids),
+            temperature=sampling.temperature,
+            top_k=-1,
+            top_p=1.0,
+        )
         answer = await self.service.ask(lambda: client.sample(prompt, 1, params))
         sequence = answer.sequences[0]
         ids = list(sequence.tokens)
@@ -280,8 +286,14 @@ class TinkerEngine:
         if not math.isfinite(loss):
             raise Diverged(f"training diverged at step {self.step_count + 1} (loss {loss}): try a smaller train.rate")
         rate = rate_at(self.step_count, self._steps, self._train)
-        fixed = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "weight_decay": DECAY, "grad_clip_norm": CLIP}
-        adam = self._service.sdk.AdamParams(learning_rate=rate, **fixed)
+        adam = self._service.sdk.AdamParams(
+            learning_rate=rate,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPSILON,
+            weight_decay=DECAY,
+            grad_clip_norm=CLIP,
+        )
         answer = self._service.call(lambda: self._training.optim_step(adam))
         self.step_count += 1
         on_tokens(*[sum(len(row.token_ids) for row in rows)] * 2)

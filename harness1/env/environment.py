@@ -204,9 +204,15 @@ class SearchEnv:
         if not isinstance(observation, Observation):
             raise RuntimeError("a tool made two requests in one turn")
         state, seen = self.state, self.state.context
-        held = {"index": state.memory.turn, "observation": observation, "memory_hash": state.memory.hash()}
-        tokens = {"prompt_tokens": seen.budget.used, "prefill_tokens": seen.fresh} if seen else {}
-        turn = msgspec.structs.replace(turn, **held, context_hash=seen.hash if seen else "", **tokens)
+        turn = msgspec.structs.replace(
+            turn,
+            index=state.memory.turn,
+            observation=observation,
+            memory_hash=state.memory.hash(),
+            context_hash=seen.hash if seen else "",
+            prompt_tokens=seen.budget.used if seen else 0,
+            prefill_tokens=seen.fresh if seen else 0,
+        )
         kept = state.turns[-(self.config.rendering.recent_max - 1) :] if self.config.rendering.recent_max > 1 else ()
         traits = self.toolbox.traits(observation.tool)
         state.turns = (*kept, turn_pieces(state.memory, self.config, turn, traits))

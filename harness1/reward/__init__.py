@@ -182,8 +182,19 @@ def turn_penalty(case: Case) -> float:
 
 
 COMPONENTS = (
-    *(outcome, recall, trajectory, answer_found, answer, trajectory_answer, answer_missed, recall_gap, clutter),
-    *(diversity, diversity_shortfall, curation, turn_penalty),
+    outcome,
+    recall,
+    trajectory,
+    answer_found,
+    answer,
+    trajectory_answer,
+    answer_missed,
+    recall_gap,
+    clutter,
+    diversity,
+    diversity_shortfall,
+    curation,
+    turn_penalty,
 )
 """All components, in the order in which they are summed."""
 BEYOND_CAP = "beyond_process_cap"  # the name of the term that takes back the excess over `PROCESS_CAP`

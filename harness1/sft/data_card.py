@@ -22,17 +22,21 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BINS = 10  # of the histogram of a share
 SHORTEST = 256  # upper end in tokens of the first class of row lengths; it doubles from class to class
 
-_SEQUENCES = {"token_ids": "int32", "loss_mask": "int8", "rollout_logprobs": "float32", "advantages": "float32"}
-_METADATA = [
+_METADATA: list[dict[str, Any]] = [
     *({"name": name, "dtype": "string"} for name in ("task_id", "dataset", "split", "teacher")),
-    *({"name": name, "sequence": kind} for name, kind in (("turns", "int32"), ("tools", "string"))),
+    {"name": "turns", "sequence": "int32"},
+    {"name": "tools", "sequence": "string"},
     {"name": "prompt_tokens", "dtype": "int32"},
 ]
 FEATURES: list[dict[str, Any]] = [
-    *({"name": name, "sequence": kind} for name, kind in _SEQUENCES.items()),
+    {"name": "token_ids", "sequence": "int32"},
+    {"name": "loss_mask", "sequence": "int8"},
+    *({"name": name, "sequence": "float32"} for name in ("rollout_logprobs", "advantages")),
     *({"name": name, "dtype": "string"} for name in ("episode_id", "group_id")),
-    *({"name": name, "sequence": kind} for name, kind in (("versions", "int64"), ("call_ids", "string"))),
-    *({"name": "metadata", "struct": _METADATA}, {"name": "token_weight", "dtype": "float64"}),
+    {"name": "versions", "sequence": "int64"},
+    {"name": "call_ids", "sequence": "string"},
+    {"name": "metadata", "struct": _METADATA},
+    {"name": "token_weight", "dtype": "float64"},
 ]
 """The columns of a row for Hugging Face's `datasets`, which cannot infer the type of a column of nulls."""
 

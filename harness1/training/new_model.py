@@ -81,11 +81,21 @@ def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed:
     size = save_tokenizer(folder, texts, shape.words)
     control = {name: size - len(CONTROL) + at for at, name in enumerate(CONTROL)}
     set_seed(seed)
-    sizes = {"vocab_size": size, "hidden_size": shape.width, "intermediate_size": 2 * shape.width}
-    sizes |= {"num_hidden_layers": shape.layers, "max_position_embeddings": config.env.context_window}
-    sizes |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), shape.heads)
-    ends = {"bos_token_id": None, "eos_token_id": control["<|im_end|>"], "pad_token_id": control["<|endoftext|>"]}
-    llama = AutoConfig.for_model("llama", **sizes, **ends, rope_theta=10000.0, tie_word_embeddings=True)
+    llama = AutoConfig.for_model(
+        "llama",
+        vocab_size=size,
+        hidden_size=shape.width,
+        intermediate_size=2 * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=config.env.context_window,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=control["<|im_end|>"],
+        pad_token_id=control["<|endoftext|>"],
+    )
     AutoModelForCausalLM.from_config(llama).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return size
 

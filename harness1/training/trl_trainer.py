@@ -118,17 +118,38 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
     from torch.cuda import is_available
     from trl.trainer.sft_config import SFTConfig
 
-    watch, saved = settings.watch, settings.save_every
-    given: dict[str, Any] = {"num_train_epochs": settings.epochs, "max_steps": settings.max_steps or -1}
-    given |= {"learning_rate": settings.rate, "adam_beta1": BETAS[0], "adam_beta2": BETAS[1], "adam_epsilon": EPSILON}
-    given |= {"weight_decay": DECAY, "max_grad_norm": CLIP, "router_aux_loss_coef": 0.0, "seed": settings.seed}
-    given |= {"bf16": settings.dtype == "bfloat16", "gradient_checkpointing": settings.checkpointing}
-    given |= {"use_cpu": cpu or not is_available(), "dataset_kwargs": {"skip_prepare_dataset": True}}
-    given |= {"max_length": None, "packing": packing, "eval_packing": False, "per_device_eval_batch_size": 1}
-    given |= {"save_strategy": "steps" if saved else "no", "save_steps": saved or 1, "save_total_limit": 1}
-    given |= {"eval_strategy": "steps" if validated and watch.every else "no", "eval_steps": watch.every or None}
-    given |= {"prediction_loss_only": True, "logging_steps": 1, "disable_tqdm": True, "report_to": "none"}
-    config = SFTConfig(output_dir=str(states), push_to_hub=False, **given)
+    watch = settings.watch
+    config = SFTConfig(
+        output_dir=str(states),
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
+        learning_rate=settings.rate,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        adam_epsilon=EPSILON,
+        weight_decay=DECAY,
+        max_grad_norm=CLIP,
+        bf16=settings.dtype == "bfloat16",
+        gradient_checkpointing=settings.checkpointing,
+        seed=settings.seed,
+        use_cpu=cpu or not is_available(),
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=packing,
+        eval_packing=False,
+        router_aux_loss_coef=0.0,
+        save_strategy="steps" if settings.save_every else "no",
+        save_steps=settings.save_every or 1,
+        save_total_limit=1,
+        eval_strategy="steps" if validated and watch.every else "no",
+        eval_steps=watch.every or None,
+        per_device_eval_batch_size=1,
+        prediction_loss_only=True,
+        logging_steps=1,
+        disable_tqdm=True,
+        report_to="none",
+        push_to_hub=False,
+    )
     if config.n_gpu > 1:
         raise UsageError("several GPUs are visible: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES")
     if config.distributed_state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
