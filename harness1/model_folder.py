@@ -17,7 +17,8 @@ PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 """Suffixes of the files that decide a model's output; scripts, cards and other formats of the same weights do not."""
 OTHER_FORMATS = ("onnx", "openvino")
-CARDS = frozenset({"stage.json", "checkpoint.json", "data_card.json"})
+CHECKPOINT = "checkpoint.json"
+CARDS = frozenset({"stage.json", CHECKPOINT, "data_card.json"})
 """Files that describe a model trained here and have no effect on its output."""
 ADAPTER_CONFIG = "adapter_config.json"  # the file that makes a folder one of adapters, in the layout of peft
 
@@ -36,9 +37,10 @@ def fetched_models() -> Path:
     return Path.home() / ".cache" / "harness1" / "models"
 
 
-def model_folder(spec: str) -> Path:
-    """Return a model's folder: a local one, one in a package, or a download. Raises UsageError: there is no such model;
-    MissingExtra: without the hub's client, which comes with sentence-transformers."""
+def model_folder(spec: str, *, fetch: bool = True) -> Path:
+    """Return a model's folder: a local one, one in a package, or a download, which without `fetch` must be there.
+    Raises UsageError: there is no such model; MissingExtra: without the hub's client, which comes with
+    sentence-transformers."""
     if spec.startswith(PACKAGED):
         return _packaged_model(spec.removeprefix(PACKAGED))
     folder = Path(spec).expanduser()
@@ -51,7 +53,8 @@ def model_folder(spec: str) -> Path:
     wanted = [f"*{ending}" for ending in MODEL_FILES if ending != ".bin"]
     unwanted = [f"{name}/*" for name in OTHER_FORMATS]
     try:
-        return Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=unwanted))
+        here = not fetch
+        return Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=unwanted, local_files_only=here))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{spec!r} is not a folder, and the hub has no model of that name ({error}); give a local folder, or "
@@ -107,17 +110,20 @@ def base_name(folder: Path) -> str:
 def base_folder(folder: Path) -> Path:
     """Return the folder of a model's whole weights: that of the base of adapters, and the folder itself otherwise. The
     base is named by a path, absolute or relative to the folder of the adapters, by the name of a fetched model, or as
-    for `model_folder`. Raises UsageError: the base is missing, or has adapters of its own."""
+    for `model_folder`, which fetches it only if the card of a checkpoint has its hash. Raises UsageError: the base is
+    missing, or has adapters of its own."""
     if not holds_adapters(folder):
         return folder
     named = base_name(folder)
     try:
         places = (folder / named, fetched_models() / named) if named else ()
-        base = next((place for place in places if place.is_dir()), None) or model_folder(named)
+        base = next((place for place in places if place.is_dir()), None)
+        base = base or model_folder(named, fetch=_card_of(folder).adapter_base != "")
     except HarnessError as error:
         raise UsageError(
             f"the adapters in {folder} need their base model, and there is none at {named!r}: correct"
-            f" base_model_name_or_path in {ADAPTER_CONFIG}"
+            f" base_model_name_or_path in {ADAPTER_CONFIG}, or download it; what no {CHECKPOINT} has the hash of is not"
+            " fetched"
         ) from error
     if holds_adapters(base):
         raise UsageError(f"the base {base} of {folder} has adapters of its own: harness1 models merge it first")
@@ -128,12 +134,10 @@ def checked_base(folder: Path) -> Path:
     """Return `base_folder` of weights to be loaded, after a look at the card of the checkpoint, if there is one. Raises
     UsageError: as `base_folder`; the base is another model than the adapters were trained on; or the weights are not
     here, but with the training service that the card names."""
-    base, card = base_folder(folder), folder / "checkpoint.json"
-    whole = base == folder and any(folder.glob("*.safetensors"))
-    if whole or not card.is_file():
+    base = base_folder(folder)
+    if base == folder and any(folder.glob("*.safetensors")):
         return base
-    with refusing(f"{card} is not the card of a checkpoint"):
-        known = msgspec.json.decode(card.read_bytes(), type=_Card)
+    known = _card_of(folder)
     if known.remote:
         raise UsageError(
             f"the weights of {folder} are with a training service, as {known.remote}: train on from them with --engine,"
@@ -142,6 +146,12 @@ def checked_base(folder: Path) -> Path:
     if known.adapter_base and folder_hash(base) != known.adapter_base:
         raise UsageError(f"{base} is not the model that the adapters in {folder} were trained on: its hash differs")
     return base
+
+
+def _card_of(folder: Path) -> _Card:
+    card = folder / CHECKPOINT
+    with refusing(f"{card} is not the card of a checkpoint"):
+        return msgspec.json.decode(card.read_bytes(), type=_Card) if card.is_file() else _Card()
 
 
 def check_base(adapters: Path, opened: Path) -> None:

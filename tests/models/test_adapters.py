@@ -306,6 +306,35 @@ def test_a_base_is_relative_to_the_folder_and_a_missing_or_adapted_one_is_named(
         load_causal_model(tmp_path / "out", "cpu", "float32")
 
 
+def test_a_base_on_the_hub_is_fetched_only_if_a_card_has_its_hash(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def snapshot_download(name: str, *, local_files_only: bool, **patterns: object) -> str:
+        asked.append(local_files_only)
+        if local_files_only:
+            raise FileNotFoundError(name)
+        return str(save_tiny_model(tmp_path / "fetched", seed=1))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    out = tmp_path / "out"
+    save_adapters(out, base)
+    settings(out, base_model_name_or_path="somebody/model")
+    for load in (folder_hash, base_folder, lambda folder: load_causal_model(folder, "cpu", "float32")):
+        with pytest.raises(UsageError, match=r"what no checkpoint.json has the hash of is not fetched"):
+            load(out)
+    card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b")
+    write_json(out / CHECKPOINT, card)
+    with pytest.raises(UsageError, match="is not fetched"):
+        base_folder(out)
+    assert set(asked) == {True}
+    write_json(out / CHECKPOINT, msgspec.structs.replace(card, adapter_base=folder_hash(base)))
+    with pytest.raises(UsageError, match=r"is not the model that the adapters in .* were trained on"):
+        load_causal_model(out, "cpu", "float32")
+    assert asked[-1] is False
+
+
 def test_the_hash_follows_adapters_and_base_and_another_base_is_refused(tmp_path: Path, base: Path) -> None:
     out = tmp_path / "out"
     save_adapters(out, base)
