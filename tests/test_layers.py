@@ -20,7 +20,7 @@ LAYERS = (
 WITHIN = {
     "retrieval": "* | bm25 grep | cross_encoder | dense | generations | index | build retriever | engines | open",
     "data": "source world_facts | world tables folder | trec | beir | corpora | benchmarks | open"
-    " | leaks | datasets indexing dataset_cache",
+    " | leaks origins | datasets indexing dataset_cache",
     "env": "view | pieces | memory_pieces | render verifiers | model_verifiers | environment",
     "models": "* | convert fetch | chat_format formats | adapters block_attention causal_model decoding"
     " | token_server vllm_engine transformers_backend | checkpoint | open",

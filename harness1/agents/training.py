@@ -19,6 +19,7 @@ from harness1.agents.process import agent_folder, arguments_of, run_command, ses
 from harness1.agents.sandbox import Sandbox, variables_of
 from harness1.config import Config
 from harness1.data.open import from_anywhere
+from harness1.data.origins import origins_of
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, run_jobs
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.client import Transient, retry
@@ -228,6 +229,7 @@ def open_agent_training(
         device=config.machine.device or choose_device(),
         datasets=[from_anywhere(data) for data in inputs.data],
         split=inputs.split,
+        origins=origins_of(*inputs.data),
         selections=selections,
         played_with=known,
     )

@@ -19,6 +19,7 @@ from harness1.data.benchmarks import READERS, Benchmark
 from harness1.data.corpora import absent_gold, gold_ids
 from harness1.data.leaks import KnownQueries, gold_set
 from harness1.data.open import open_source
+from harness1.data.origins import origins_of_source
 from harness1.data.source import AbsentGold, DuplicateId, EmptyText, Fault, NoGold, Source, refuse
 from harness1.errors import CorpusError
 from harness1.records import Record, Task
@@ -206,7 +207,7 @@ def import_benchmark(
     folder holds something else, or cannot be written."""
     source = READERS[benchmark.name](path, fault)
     inputs = {"benchmark": benchmark.name, "source": source.fingerprint, "format": FORMAT}
-    stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse})
+    stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse}, origins=origins_of_source(source))
     if not force:
         refuse_other(stage, out, "import")
         if stage.is_done(out) and (found := read_stage(out)):
@@ -272,7 +273,8 @@ def copy_dataset(
     source = open_source(spec)
     # Earlier copies name the limits of the part that they are.
     inputs = {"source": source.fingerprint, "limit": 0, "most_gold": 0}
-    stage = Stage(COPY, {**inputs, "benchmark": source.name} if source.secret_answers else inputs)
+    inputs |= {"benchmark": source.name} if source.secret_answers else {}
+    stage = Stage(COPY, inputs, origins=origins_of_source(source))
     if not force:
         refuse_other(stage, out, "copy")
         if stage.is_done(out) and (found := read_stage(out)):

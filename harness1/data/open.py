@@ -36,10 +36,15 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def from_anywhere(spec: str) -> str:
     """Return a name of the corpus that does not depend on the current directory: paths become absolute."""
-    if spec == "stdlib" or spec.startswith("world:"):
+    if is_generated(spec):
         return spec
-    benchmark, path = _of_benchmark(spec)
+    benchmark, path = benchmark_and_path(spec)
     return f"{benchmark}:{Path(path).resolve()}" if benchmark else str(Path(path).resolve())
+
+
+def is_generated(spec: str) -> bool:
+    """Return whether a corpus is made here, and is in no file."""
+    return spec == "stdlib" or spec.startswith("world:")
 
 
 def open_source(
@@ -90,7 +95,7 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -
         return world_source(int(size), int(seed or 0), about)
     if spec == "stdlib":
         return stdlib_source()
-    benchmark, place = _of_benchmark(spec)
+    benchmark, place = benchmark_and_path(spec)
     path = Path(place)
     if not path.exists():
         rest = place.partition(":")[2]
@@ -134,8 +139,8 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
     raise UsageError(f"{path}: not a corpus; give {kinds}")
 
 
-def _of_benchmark(spec: str) -> tuple[str, str]:
-    """Return the name of a benchmark, "" for none, and the place on disk."""
+def benchmark_and_path(spec: str) -> tuple[str, str]:
+    """Return the name of the benchmark in a spec, "" for none, and the place on disk."""
     name, colon, path = spec.partition(":")
     if not colon:
         return "", spec

@@ -64,7 +64,7 @@ def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, byt
     Raises CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
     line is longer than `LINE_BYTES`, unless `fault` lets it pass."""
     number, begun = 1, False
-    for piece in _pieces(path):
+    for piece in pieces(path):
         ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES
         if ended and not begun:
             yield number, piece.removeprefix(codecs.BOM_UTF8) if number == 1 else piece
@@ -77,14 +77,16 @@ def content(path: Path) -> bytes:
     """Return a plain or gzipped file whole, without the byte order mark. Raises CorpusError: as for `numbered_lines`;
     or it is larger than `WHOLE_BYTES`."""
     found = bytearray()
-    for piece in _pieces(path):
+    for piece in pieces(path):
         found += piece
         if len(found) > WHOLE_BYTES:
             raise CorpusError(f"cannot read {path}: larger than {WHOLE_BYTES:,} bytes; write it as JSON Lines")
     return bytes(found.removeprefix(codecs.BOM_UTF8))
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def pieces(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a plain or gzipped file as they are, longer ones cut at `LINE_BYTES`; otherwise as
+    `numbered_lines`."""
     if path.exists() and not path.is_file():
         raise CorpusError(f"cannot read {path}: not a regular file")
     is_packed = path.suffix == ".gz"

@@ -36,6 +36,8 @@ class Checkpoint(Record, kw_only=True):
     train: dict[str, Any] = {}
     step: int = 0
     metrics: dict[str, float] = {}
+    origins: tuple[str, ...] = ()
+    """What the model was made of: the datasets, and the model that training began with (`data.origins`)."""
     remote: str = ""
     """The name under which a training service keeps the weights, which are then not in the folder."""
 

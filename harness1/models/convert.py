@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from harness1.data.origins import origins_of
 from harness1.errors import MissingExtra, UsageError, optional
 from harness1.model_folder import folder_hash, holds_adapters, open_tensors, refusing
 from harness1.plain import file_digest, meant
@@ -247,7 +248,8 @@ def convert_model(
         import torch  # noqa: F401
     with writing(source):
         digest = folder_hash(source) if source.is_dir() else file_digest(source)
-    stage = Stage(VERB, {"model": digest, "dtype": dtype, **({"layers": [*layers]} if layers else {})})
+    inputs = {"model": digest, "dtype": dtype, **({"layers": [*layers]} if layers else {})}
+    stage = Stage(VERB, inputs, origins=origins_of(source))
     if not force and stage.is_done(out):
         return msgspec.convert(read_json(out / STAGE)["outputs"], Converted)
     refuse_foreign(out, VERB) if force else refuse_other(stage, out, "model")

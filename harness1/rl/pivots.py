@@ -17,6 +17,7 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.config.settings import differences, put_back_removed, to_record
 from harness1.data.leaks import Selection, TaskFilter, open_filter
+from harness1.data.origins import origins_of
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
 from harness1.episodes.jobs import EpisodeJob
@@ -157,7 +158,7 @@ class Profile:
             "settings": self.name_settings(self.run.config.env),
             "selections": [msgspec.to_builtins(self.selection)],
         }
-        return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
+        return Stage(VERB, inputs, hashes=hashes, outputs=outputs, origins=origins_of(self.run.folder))
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
         """Return the last whole episodes of the tasks to learn from that reach `sft.gates.recall`."""

@@ -24,6 +24,7 @@ from harness1.config import Config
 from harness1.config.settings import put_back_removed
 from harness1.data.leaks import Selection, ShareName, TaskFilter, open_filter
 from harness1.data.open import from_anywhere, open_source
+from harness1.data.origins import QUESTIONS, origins_of
 from harness1.data.source import Source
 from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
@@ -92,6 +93,7 @@ class Training:
     open_engine: OpenEngine = open_local_engine
     datasets: Sequence[str] = ()
     split: str = ""
+    origins: Sequence[str] = QUESTIONS  # of the datasets
     selections: Sequence[Selection] = ()
     played_with: Mapping[str, str] = field(default_factory=dict)  # what else determines episodes: an agent's command
     undisturbed: Undisturbed = nullcontext  # the trainer steps in it; once it is tried before anything is played
@@ -150,6 +152,7 @@ def train_policy(
     work.check()
     stage = work.stage(policy_hash)
     refuse_other(stage, work.out, "training")
+    origins = tuple(sorted({*work.origins, *origins_of(work.base)}))
     with under_way(stage, work.out):
         card = Checkpoint(
             format=chat.name,
@@ -159,6 +162,7 @@ def train_policy(
             base=stage.inputs["model"],
             dataset={"tasks": stage.inputs["tasks"]},
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
+            origins=origins,
         )
         rl, threads = work.config.rl, work.config.machine.threads
         steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
@@ -169,7 +173,7 @@ def train_policy(
         run = run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, spoken)
         of = {"datasets": list(work.datasets), "split": work.split} if work.datasets else {}
         # The episodes form a run, which can be replayed and viewed.
-        run = msgspec.structs.replace(run, outputs={**run.outputs, **of})
+        run = msgspec.structs.replace(run, outputs={**run.outputs, **of}, origins=origins)
         played = continue_lines(run, work.out / EPISODES / LINES)
         played.write(work.out / EPISODES)
         done = loop.train()
@@ -373,6 +377,7 @@ def open_task_training(
         index_hashes=[open_retriever(setup.retriever, config).info.index_hash for setup in setups],
         datasets=[from_anywhere(data) for data in inputs.data],
         split=inputs.split,
+        origins=origins_of(*inputs.data),
         selections=selections,
     )
     if not fleet.workers:
@@ -431,4 +436,5 @@ def open_pivot_training(
     train, held_out, rollouts, chosen = open_training(pivots, policy, config, publish, index, inputs.against, excluded)
     tasks, watched = list(map(PlacedTask, train)), list(map(PlacedTask, held_out[: config.train.watch.tasks]))
     setups, device = [EpisodeSetup(config, index, inputs.model)], config.machine.device or choose_device()
-    return Training(tasks, watched, setups, base, out, config, device, selections=[chosen]), nullcontext(rollouts)
+    told: dict[str, Any] = {"origins": origins_of(pivots), "selections": [chosen]}
+    return Training(tasks, watched, setups, base, out, config, device, **told), nullcontext(rollouts)

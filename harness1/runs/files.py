@@ -110,7 +110,8 @@ TASK_HASHES = ("queries", "gold")  # inputs of a run that follow from its tasks
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The card of a folder. `inputs` decide what the verb does: equal inputs and a finished status mean done."""
+    """The card of a folder. `inputs` decide what the verb does: equal inputs and a finished status mean done. `origins`
+    tell what the folder was made of (see `data.origins`); cards of earlier versions have none."""
 
     verb: str
     inputs: dict[str, Any]
@@ -118,6 +119,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     hashes: dict[str, str] = {}
     gates: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
+    origins: tuple[str, ...] = ()
 
     def is_done(self, folder: Path) -> bool:
         """Return whether the folder already holds the same work, finished."""

@@ -41,11 +41,12 @@ PROVENANCE = "provenance.json"
 REPORT = "report.html"
 VIEW = "view.html"
 
-_DERIVED = (
+DERIVED = (
     *(METRICS, RESOURCES, TASKS, CURATED, POOL, ENCODED_QRELS, CONFIG, PROVENANCE, REPORT, VIEW),
     *("curated.sample*.trec", "pool.sample*.trec"),
 )
-_SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")  # patterns of the files that are made from a run's episodes
+SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
+"""Patterns of the files, and of the folders, that are made from a run's episodes."""
 
 
 def run_stage(
@@ -150,8 +151,8 @@ def clear_run(out: Path) -> None:
     with hold(out, EPISODES):
         with files.writing(out):
             drop_leftovers(out)
-        files.remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
-        for folder in chain.from_iterable(map(out.glob, _SUBMISSIONS)):
+        files.remove(out, *DERIVED, *(f"{folder}/run_*.json" for folder in SUBMISSIONS), keep_card=True)
+        for folder in chain.from_iterable(map(out.glob, SUBMISSIONS)):
             with suppress(OSError):  # somebody has put something else there, which stays
                 folder.rmdir()
         files.remove(out, EPISODES, TOKENS)
@@ -159,7 +160,7 @@ def clear_run(out: Path) -> None:
 
 def drop_leftovers(out: Path) -> None:
     """Remove the temporary files of processes that were killed; only while holding the folder's lock."""
-    for path in chain.from_iterable(map(out.glob, (".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)))):
+    for path in chain.from_iterable(map(out.glob, (".*", *(f"{folder}/.*" for folder in SUBMISSIONS)))):
         name, _, process = path.name.removeprefix(".").rpartition(".")
         if process.isdecimal() and name.endswith((".json", ".jsonl", ".csv", ".trec", ".toml", ".html")):
             path.unlink(missing_ok=True)
@@ -170,6 +171,8 @@ def refuse_other_run(stage: files.Stage, out: Path) -> files.Stage:
     files.refuse_foreign(out, "run", "no run", EPISODES)
     refuse_lost_settings(out)
     files.refuse_changed(stage, out, "run")
+    if before := files.read_stage(out):  # a dataset or a policy may have been replaced meanwhile
+        stage = msgspec.structs.replace(stage, origins=tuple(sorted({*stage.origins, *before.origins})))
     return continue_lines(stage, out / EPISODES)
 
 

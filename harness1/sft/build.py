@@ -14,6 +14,7 @@ import msgspec
 from harness1.config import Data, Gates, Sft
 from harness1.config.settings import to_record
 from harness1.data.leaks import EvaluationSet, GoldSet, KnownQueries, Leaks, gold_set, open_filter
+from harness1.data.origins import origins_of
 from harness1.errors import UsageError
 from harness1.models.chat_format import ChatFormat
 from harness1.plain import digest, file_digest
@@ -273,7 +274,8 @@ def _stage(job: Build, runs: Sequence[TeacherRun], sets: Sequence[EvaluationSet]
         "licences": list(job.licences),
         "student": None if job.student is None else job.student.hash,
     }
-    return Stage(VERB, inputs, hashes={"env": runs[0].stage.hashes["env"]})
+    origins = origins_of(*(run.folder for run in runs))
+    return Stage(VERB, inputs, hashes={"env": runs[0].stage.hashes["env"]}, origins=origins)
 
 
 def _collect(

@@ -19,6 +19,7 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.config.env import read_env
 from harness1.config.settings import to_record
 from harness1.data.open import open_source
+from harness1.data.origins import origins_of
 from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import SearchEnv, choose
@@ -318,6 +319,7 @@ def fine_tune(
             base=stage.inputs["model"],
             dataset=stage.inputs["dataset"],
             train=stage.inputs["train"],
+            origins=origins_of(work.dataset, work.model),
         )
         if work.trainer == "trl":
             done = _train_with_trl(work, card, group, on_step)

@@ -13,6 +13,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.open import open_source
+from harness1.data.origins import origins_of_run
 from harness1.data.source import Source
 from harness1.errors import optional
 from harness1.eval.evaluate import Evaluation, evaluate
@@ -60,7 +61,8 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
     no training tasks, or the folder holds something else; MissingExtra as `draw`."""
     source = open_source(work.dataset)
     inputs = {"source": source.fingerprint, "teacher": work.teacher, "seed": work.seed}
-    stage = Stage(VERB, inputs | {"shape": msgspec.to_builtins(work.shape), "env": work.config.env.plain()})
+    inputs |= {"shape": msgspec.to_builtins(work.shape), "env": work.config.env.plain()}
+    stage = Stage(VERB, inputs, origins=origins_of_run(work.dataset, work.teacher))
     if not force:
         refuse_other(stage, work.out, "model")
         if stage.is_done(work.out) and (found := read_stage(work.out)) is not None:

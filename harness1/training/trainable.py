@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from harness1.config import Train
+from harness1.data.origins import origins_of
 from harness1.errors import UsageError
 from harness1.model_folder import base_folder, first_line, holds_adapters, refusing
 from harness1.models.adapters import drop_adapters, list_updates, merge_adapters, merge_state, read_adapter_config
 from harness1.models.causal_model import Dtype, compute_logits_in_float32, load_causal_model
 from harness1.models.checkpoint import read_checkpoint
+from harness1.runs.files import Stage
 from harness1.training.saving import copy_beside_weights, save_whole, write_card
 from harness1.training.trainer import precision
 
@@ -160,9 +162,11 @@ def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
     state = merge_state(model, dtype)
     drop_adapters(model)
     copy_beside_weights(adapters, out)
+    merged = Stage("models merge", {"dtype": dtype}, origins=origins_of(adapters, base)).write(out)
     cast: PreTrainedModel = model.to(getattr(torch, dtype))  # its configuration then names the type
     save_whole(out, cast, state)
     card = read_checkpoint(adapters)
     if card is not None:
         write_card(out, msgspec.structs.replace(card, adapter_base=""))
+    merged.write(out, status="finished")
     return lost

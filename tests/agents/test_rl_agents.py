@@ -15,6 +15,7 @@ import pytest
 
 from harness1.data.datasets import copy_dataset
 from harness1.data.open import open_source
+from harness1.models.checkpoint import read_checkpoint
 from harness1.rl.train import EPISODES
 from harness1.rows.calls import read_records
 from harness1.runs.files import read_stage
@@ -76,6 +77,7 @@ def test_the_model_behind_an_agent_is_trained_and_a_training_resumes(harness1: C
     code, _, err = harness1(*agents(tmp_path, command="another agent"))
     assert code == 2
     assert "command" in err
+    assert read_checkpoint(tmp_path / "out").origins == ("unknown:model", WORLD)
     stage = read_stage(tmp_path / "out")
     assert stage.inputs["evaluate"].startswith("even@")  # and the hash of its file
 

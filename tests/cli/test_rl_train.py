@@ -59,6 +59,7 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert "all episodes had the same reward" in ended.err
     stage = read_stage(home / "hopeless")
     assert stage.status == "interrupted"
+    assert "world:60" in read_stage(home / "hopeless" / "episodes").origins
     (chosen,) = stage.outputs["selections"]
     assert (chosen["share"], chosen["tasks"], len(chosen["learned"])) == ("rl", 60, 42)
     assert chosen["compared"] == {"world-60-0:dev": 15, "world-60-0:test": 15}

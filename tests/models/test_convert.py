@@ -72,6 +72,7 @@ def test_a_packed_model_computes_the_same_after_its_conversion(packed: Path, tmp
     plain = tmp_path / "plain"
     made = convert_model(packed, plain)
     assert (made.dtype, made.dequantized) == ("bfloat16", 4)
+    assert read_json(plain / "stage.json")["origins"] == [f"unknown:{packed.name}"]
     assert torch.equal(logits(plain, "bfloat16"), logits(packed, "bfloat16"))
     assert "quantization_config" not in read_json(plain / "config.json")
     values = load_file(plain / "model.safetensors").values()

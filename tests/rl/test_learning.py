@@ -149,6 +149,8 @@ def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
     before, after = held_out_rewards(tmp_path / "out")
     assert after - before > 0.25
     assert (done.metrics["reward"], done) == (after, read_checkpoint(tmp_path / "out"))
+    assert done.origins == read_stage(tmp_path / "out" / "episodes").origins
+    assert done.origins == (f"unknown:{base.name}", "unknown:questions")
     lines = steps(tmp_path / "out")
     assert [line["step"] for line in lines] == list(range(1, 11))
     assert {line["staleness_max"] for line in lines} == {0.0}

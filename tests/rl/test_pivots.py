@@ -160,7 +160,7 @@ def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: 
 def test_a_readme_and_a_card_say_what_became_of_every_turn(taught: TeacherRun, finished: Path) -> None:
     found = read_pivots(finished)
     stage = read_stage(finished)
-    assert stage.status == "finished"
+    assert (stage.status, stage.origins) == ("finished", (WORLD,))
     fates = stage.gates["fates"]
     assert Path(stage.outputs["index"]).is_absolute()
     tasks = {split: {each.task_id for each in found if each.split == split} for split in ("train", "held_out")}

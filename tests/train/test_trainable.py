@@ -18,7 +18,7 @@ from harness1.models.adapters import adapters_of, add_adapters, write_adapters
 from harness1.models.block_attention import NAME
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.runs.files import write_json
+from harness1.runs.files import read_stage, write_json
 from harness1.training import trainable as attention
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.trainable import load_trainable, merge, rounding_loss
@@ -159,13 +159,14 @@ def test_cudnn_whose_gradients_of_padded_rows_can_be_nan_is_left_out(folder: Pat
 def test_the_merged_model_is_a_plain_one_that_computes_the_same(tmp_path: Path, kind: str, lora: Lora) -> None:
     base = save_tiny_model(tmp_path / "base", kind, **KINDS_OF_MIXTURES.get(kind, {}))
     model = save_adapters(tmp_path / "adapters", base, lora)
-    card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", step=7)
+    card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", step=7, origins=("scifact",))
     write_json(tmp_path / "adapters" / CHECKPOINT, card)
     lost = merge(tmp_path / "adapters", tmp_path / "merged", "float32")
     assert lost.total < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
     assert read_checkpoint(tmp_path / "merged") == card
+    assert read_stage(tmp_path / "merged").origins == ("scifact", "unknown:base")
     with pytest.raises(UsageError, match="no adapters"):
         merge(base, tmp_path / "none", "bfloat16")
     with pytest.raises(UsageError, match="not empty"):

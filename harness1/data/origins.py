@@ -1,0 +1,118 @@
+"""Origins: the names of all datasets and models that a folder was made of. Each verb that writes a folder notes in its
+card those of what it reads, so that `harness1 push` knows what may be published, whatever lies between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness1.data.open import benchmark_and_path, is_generated
+from harness1.data.source import Source
+from harness1.errors import SchemaError, UsageError
+from harness1.runs.files import STAGE, read_record
+
+UNKNOWN = "unknown:"
+"""Begins the origin of what no card tells the origin of."""
+QUESTIONS = (f"{UNKNOWN}questions",)
+"""The origins of questions that are no dataset's."""
+DATA_CARD = "card.json"
+CARDS = (STAGE, DATA_CARD, "checkpoint.json", "data_card.json")
+"""Cards of a verb's work, of rows, of a checkpoint, and the copy of that of rows in a checkpoint."""
+NAMED_BY = {
+    "data get": ("benchmark", "dataset"),
+    "data import": ("benchmark",),
+    "data copy": ("benchmark",),  # of secret ones alone
+    "models get": ("package",),
+}
+"""The inputs by which cards name what was fetched."""
+_HUB_CACHE = re.compile(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/")
+
+
+class _Run(msgspec.Struct):
+    dataset: str = ""
+
+
+class _Card(msgspec.Struct):
+    """What any card says of origins."""
+
+    verb: str = ""
+    inputs: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    origins: tuple[str, ...] = ()
+    runs: tuple[_Run, ...] = ()
+
+    @property
+    def told(self) -> set[str]:
+        return {*self.origins, *(str(self.inputs[name]) for name in NAMED_BY.get(self.verb, ()) if name in self.inputs)}
+
+    @property
+    def datasets(self) -> list[str]:
+        several = self.outputs.get("datasets")
+        one = self.outputs.get("source") or self.inputs.get("dataset")
+        named = [*(several if isinstance(several, list) else [one]), *(run.dataset for run in self.runs)]
+        return [each for each in named if isinstance(each, str) and each]
+
+
+def origins_of(*places: str | Path) -> tuple[str, ...]:
+    """Return the origins of datasets, as `open_source` takes them, and of folders of any kind. Where no card tells all
+    of a place, one of them is `UNKNOWN` and the last part of its path."""
+    return tuple(sorted({name for place in places for name in _origins(str(place), named=True)}))
+
+
+def origins_of_source(source: Source) -> tuple[str, ...]:
+    """Return the origins of an opened dataset."""
+    return origins_of(source.label or source.root) if source.root else (source.name,)
+
+
+def origins_of_run(dataset: str, policy: str) -> tuple[str, ...]:
+    """Return the origins of a run: those of its dataset, and the known ones of the folder in its policy's name, such as
+    `silent:hf:FOLDER`. What else a model was trained on, nobody knows."""
+    words = policy.split(":")
+    ends = (Path(":".join(words[at:]).partition("@")[0]).expanduser() for at in range(1, len(words)))
+    of_policy = {each for each in origins_of(*filter(Path.is_dir, ends)) if not each.startswith(UNKNOWN)}
+    return tuple(sorted({*(origins_of(dataset) if dataset else QUESTIONS), *of_policy}))
+
+
+def _origins(place: str, *, named: bool) -> set[str]:
+    """Return the origins of one place. `named`: also those of the datasets that its cards name."""
+    if is_generated(place):
+        return {place}
+    benchmark, rest = benchmark_and_path(place)
+    path = Path(rest).resolve()
+    found, told, claimed = {benchmark} - {""}, bool(benchmark), set[str]()
+    if hub := _HUB_CACHE.search(f"{path}/"):
+        found, told = found | {"/".join(hub.groups())}, True
+    for folder in (path, *path.parents):
+        is_its = folder == path or (folder == path.parent and path.is_file())
+        for name, card in _cards(folder):
+            found |= card.told
+            told |= bool(card.told) and (is_its or card.verb == "data get")
+            if named and is_its:  # cards of earlier versions say no more; at a path, something else may lie by now
+                claimed |= {origin for each in card.datasets for origin in _claimed(each)}
+                told |= name in (STAGE, DATA_CARD) and bool(card.datasets) and all(map(_is_name, card.datasets))
+    if told:
+        return found | {each for each in claimed if not each.startswith(UNKNOWN)}
+    return found | claimed | {f"{UNKNOWN}{path.name}"}
+
+
+def _cards(folder: Path) -> Iterator[tuple[str, _Card]]:
+    for name in CARDS:
+        with suppress(OSError, SchemaError, UsageError):  # a damaged card tells nothing
+            if card := read_record(folder / name, _Card, "a card"):
+                yield name, card
+
+
+def _is_name(dataset: str) -> bool:
+    return is_generated(dataset) or benchmark_and_path(dataset)[0] != ""
+
+
+def _claimed(dataset: str) -> set[str]:
+    with suppress(OSError, ValueError):  # a path that none can be
+        if _is_name(dataset) or Path(dataset).is_absolute():
+            return _origins(dataset, named=False)
+    return set()
