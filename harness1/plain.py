@@ -179,15 +179,30 @@ def secrets_of(address: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*found, *map(unquote, found), *map(unquote_plus, found)]))
 
 
+_KEY = r"""
+    hf_[A-Za-z0-9]{30,} | (?:AKIA|ASIA)[0-9A-Z]{16}\b | AIza[\w-]{35} | gh[oprsu]_[A-Za-z0-9]{36,}
+    | npm_[A-Za-z0-9]{36,} | github_pat_\w{30,} | glpat-[\w-]{20,} | xox[abeoprs]-[\w-]{16,} | gsk_[A-Za-z0-9]{30,}
+    | pypi-AgE[\w-]{50,}
+    | (?:\b|(?<=\\[nrt])) (?: sk-(?=[\w-]{0,99}\d)[\w-]{20,} | eyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,} )
+    | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY
+"""
+_IS_KEY = re.compile(_KEY, re.VERBOSE)
+"""A key by its form alone: of the hub, of model services, clouds and code hosts; a signed token; a private key."""
 _LOOKS_SECRET = re.compile(
-    r"""(?ix)
+    rf"""(?ix)
     ( \b(?:x-)? (?:api[-_ ]?key | authorization | access[-_]?token) ["']? \s*[:=]\s* ["']? (?:bearer\s+ | basic\s+)?
     | [?&]key=
     | \bbearer \s+ (?=[^\s"']*\d) )
-    [^\s"'&,;}]+
-    | \b sk- [\w*-]{4,}
+    [^\s"'&,;}}]+
+    | \b sk- [\w*-]{{4,}} | (?-i:{_KEY})
     """
-)  # A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form
+)
+"""A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form or another."""
+
+
+def holds_key(text: str) -> bool:
+    """Return whether a text holds what its form alone shows to be a key, whatever the text is about."""
+    return _IS_KEY.search(text) is not None
 
 
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,41 +12,67 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness1.data import beir
+from harness1.data.beir import CORPUS, QRELS, QUERIES
 from harness1.data.benchmarks import BENCHMARKS
+from harness1.data.origins import UNKNOWN, origins_of
+from harness1.data.tables import pieces
 from harness1.episodes.single import ASKED
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError, optional
-from harness1.eval.run import Run
-from harness1.model_folder import ADAPTER_CONFIG
+from harness1.model_folder import ADAPTER_CONFIG, base_name
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.plain import HIDDEN, without_secrets
+from harness1.plain import HIDDEN, holds_key, without_secrets
 from harness1.records import Task
 from harness1.runs.files import STAGE, Stage, read_stage
-from harness1.runs.folder import CONFIG, PROVENANCE, SUBMISSION
-from harness1.runs.journal import EPISODES, TOKENS, read_lines
-from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
+from harness1.runs.folder import CONFIG, DERIVED, METRICS, PROVENANCE, RESOURCES, SUBMISSIONS
+from harness1.runs.journal import EPISODES, TOKENS, check_lines, read_lines
+from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN
 from harness1.training.log import LOG
 
-DATA_CARD = "data_card.json"
-"""The copy of a data card that a checkpoint keeps."""
-CARDS = (STAGE, CONFIG, PROVENANCE, CARD, README, CHECKPOINT, ADAPTER_CONFIG, DATA_CARD, "data_README.md")
-"""Files in which nothing may look like a key; others hold texts of documents, which may speak of keys."""
-BLOCK = 1 << 20
+OVERLAP = 4096
+"""Bytes that are looked at twice where a long line is cut, so that no key is."""
+HEADER = 1 << 27
+"""The most bytes of a header of weights that are looked at."""
+LICENCES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")
 
 
 class Kind(NamedTuple):
-    """A kind of folder, the kind of repository that it becomes, and patterns of the files that are sent."""
+    """A kind of folder, the kind of repository that it becomes, and patterns of the files that are sent: of those that
+    we or the sender write, in which nothing may look like a key, and of those with words of others, which may speak of
+    keys and may hold none."""
 
     name: str
     repository: Literal["dataset", "model"]
-    patterns: tuple[str, ...]
+    own: tuple[str, ...]
+    others: tuple[str, ...]
 
 
-OUTPUTS = ("*.json", "*.csv", "*.trec", "*.html", f"{SUBMISSION}*/run_*")
-RUN = Kind("run", "dataset", (EPISODES, TOKENS, STAGE, CONFIG, PROVENANCE, README, *OUTPUTS))
-ROWS = Kind("dataset of rows", "dataset", (TRAIN, HELD_OUT, CARD, README, STAGE))
-DATASET = Kind("dataset", "dataset", ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*", README, STAGE, "LICENSE*"))
+_SAID = (METRICS, RESOURCES, CONFIG, PROVENANCE)
+_PLAYED = tuple(name for name in DERIVED if name not in _SAID)
+RUN = Kind(
+    "run",
+    "dataset",
+    (STAGE, README, *LICENCES, *_SAID),
+    (EPISODES, TOKENS, *_PLAYED, *(f"{folder}/run_*.json" for folder in SUBMISSIONS)),
+)
+ROWS = Kind("dataset of rows", "dataset", (STAGE, README, *LICENCES, CARD), (TRAIN, HELD_OUT))
+DATASET = Kind(
+    "dataset",
+    "dataset",
+    (STAGE, README, *LICENCES),
+    (*(f"{name}{end}" for name in (CORPUS, QUERIES) for end in ("", ".gz")), f"{QRELS}/*.tsv", f"{QRELS}/*.tsv.gz"),
+)
 POLICY = Kind(
-    "policy", "model", ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.toml", "*.md", LOG, "LICENSE*")
+    "policy",
+    "model",
+    (
+        *(STAGE, README, *LICENCES, CHECKPOINT, ADAPTER_CONFIG, CONFIG, LOG, f"data_{CARD}", f"data_{README}"),
+        *("config.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json"),
+    ),
+    (
+        *("adapter_model.safetensors", "model.safetensors", "model-*-of-*.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+        *("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
+    ),
 )
 
 
@@ -67,27 +93,23 @@ class Sent(NamedTuple):
 
 
 def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
-    """Return what would be sent of a folder. Raise UsageError if it is no finished run, dataset or policy; its source
-    keeps its answers secret, or cannot be asked whether it does; its questions are no tasks of a dataset, unless
-    `own_questions` says that the sender may publish them; or one of its cards holds what looks like a key."""
+    """Return what would be sent of a folder. Raise UsageError if it is no finished run, dataset or policy; it was made
+    of what must not be published; no card tells of what, or its questions are no tasks of a dataset, unless
+    `own_questions` says that the sender may publish them; or a file holds what looks like a key. SchemaError: a run was
+    changed after it had ended."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     stage = read_stage(folder)
     kind = _kind_of(folder, stage)
     if stage is not None and stage.status != "finished":
         raise UsageError(f"{folder} is not finished: run the command that writes it again, which goes on")
-    cards = [name for name in (CARD, DATA_CARD) if (folder / name).is_file()]
-    places = [run.dataset for name in cards for run in read_card(folder, name).runs]
-    origins = [*places, *filter(None, Run(folder, stage).datasets if stage is not None else ())]
-    _refuse_secret(folder, origins)
-    if kind is RUN and not own_questions:
-        _refuse_asked(folder, origins)
+    _refuse_origins(folder, own_questions)
+    if kind is RUN:
+        _refuse_asked(folder, own_questions)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    files = tuple(name for name in names if _is_sent(folder, name, kind))
-    for name in set(files) & set(CARDS):
-        text = (folder / name).read_text(errors="replace")
-        if without_secrets(text) != text:
-            raise UsageError(f"{folder / name} holds what looks like a key: take it out first")
+    files = tuple(name for name in names if _is_sent(folder, name, (*kind.own, *kind.others)))
+    for name in files:
+        _refuse_keys(folder / name, strict=_matches(name, kind.own))
     return Parcel(folder, kind, files, tuple(name for name in names if name not in files))
 
 
@@ -133,22 +155,39 @@ def _kind_of(folder: Path, stage: Stage | None) -> Kind:
     raise UsageError(f"{folder} is no run, no dataset in BEIR layout or of `sft build`, and no policy")
 
 
-def _is_sent(folder: Path, name: str, kind: Kind) -> bool:
+def _is_sent(folder: Path, name: str, patterns: Sequence[str]) -> bool:
     hidden = any(part.startswith(".") for part in Path(name).parts)
-    inside = (folder / name).resolve().is_relative_to(folder.resolve())
+    return not hidden and (folder / name).resolve().is_relative_to(folder.resolve()) and _matches(name, patterns)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
     # `*` of a pattern stays within its folder.
-    matches = (fnmatchcase(name, each) and name.count("/") == each.count("/") for each in kind.patterns)
-    return not hidden and inside and any(matches)
+    return any(fnmatchcase(name, each) and name.count("/") == each.count("/") for each in patterns)
+
+
+def _refuse_keys(path: Path, *, strict: bool) -> None:
+    """Refuse a file that holds a key, or, where it is `strict`, what might be one."""
+    for number, line in enumerate(_texts(path)):
+        text = line.replace(b"\0", b"").decode("utf-8", "replace")  # without NUL, UTF-16 reads as ASCII
+        if holds_key(text) or (strict and without_secrets(text) != text):
+            raise UsageError(f"{path}:{number} holds what looks like a key: take it out first")
+
+
+def _texts(path: Path) -> Iterator[bytes]:
+    """Yield the name of a file, and its lines, unpacked, each with the end of the one before; of weights the header."""
+    before = path.name.encode()
+    yield before
+    if path.suffix == ".safetensors":
+        with path.open("rb") as file:
+            yield file.read(min(int.from_bytes(file.read(8), "little"), HEADER))
+        return
+    for piece in pieces(path):
+        yield before + piece
+        before = piece[-OVERLAP:]
 
 
 def _holds(path: Path, word: bytes) -> bool:
-    before = b""
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            if word in before + block:
-                return True
-            before = block[-len(word) :]
-    return False
+    return any(word in text for text in _texts(path))
 
 
 @contextmanager
@@ -172,39 +211,38 @@ def _explain_refusals(to: str, token: str) -> Iterator[None]:
         raise UsageError(f"the hub's client does not take {to}: {line(error)}") from error
 
 
-SECRET = frozenset(name for name, each in BENCHMARKS.items() if each.secret_answers)
-GENERATED = ("world:", "stdlib")
+SECRET = tuple(name for name, each in BENCHMARKS.items() if each.secret_answers)
 
 
-def _refuse_secret(folder: Path, origins: Sequence[str]) -> None:
-    for place in (str(folder), *origins):
-        before, colon, rest = place.partition(":")
-        path = Path(rest if colon and before in BENCHMARKS else place)
-        stage = read_stage(path) if path.is_dir() else None
-        inputs = stage.inputs if stage is not None else {}
-        # A dataset may say that it is a benchmark by the name of its folder, or in its card.
-        for name in (before, path.name, *(inputs.get(key) for key in ("benchmark", "dataset", "source"))):
-            if isinstance(name, str) and name in SECRET:
-                raise UsageError(f"{folder} comes from {name}, whose questions and answers must not be published")
-        if not place.startswith(GENERATED) and not path.exists():
-            raise UsageError(
-                f"{folder} was made from {place}, which is gone: whether that may be published cannot be checked"
-            )
-
-
-def _refuse_asked(folder: Path, origins: Sequence[str]) -> None:
-    """Refuse a run whose questions are not all tasks of a dataset: whoever asked them knows where they come from."""
-    if not origins:
+def _refuse_origins(folder: Path, own: bool) -> None:
+    places = [folder]
+    with suppress(OSError, ValueError):  # a base that is no path
+        if (base := folder / base_name(folder)).is_dir():
+            places.append(base)
+    origins = origins_of(*places)
+    for origin in origins:
+        # A folder without a card may say what it is by its name, and so may the hub's copy of a benchmark.
+        name = origin.removeprefix(UNKNOWN).rpartition("/")[2].casefold().replace("-", "_")
+        if secret := next((each for each in SECRET if name.startswith(each)), ""):
+            raise UsageError(f"{folder} comes from {secret}, whose questions and answers must not be published")
+    if not own and (unknown := [each.removeprefix(UNKNOWN) for each in origins if each.startswith(UNKNOWN)]):
         raise UsageError(
-            f"the card of {folder} names no dataset: whether its questions may be published cannot be checked; give"
-            " --own-questions if they are yours to publish"
+            f"no card says where {', '.join(unknown)} comes from: whether {folder} may be published cannot be checked."
+            " Make it again by this version from what has a card, with --force if it is there, or give --own-questions"
+            " if all of it is yours to publish"
         )
-    for number, line in read_lines(folder / EPISODES) if (folder / EPISODES).is_file() else ():
+
+
+def _refuse_asked(folder: Path, own: bool) -> None:
+    """Refuse a run that was changed, or whose questions are not all tasks of a dataset, unless they are one's own:
+    whoever asked them knows where they come from."""
+    path = folder / EPISODES
+    for number, line in check_lines(path, read_lines(path)) if path.is_file() else ():
         try:
             task = msgspec.json.decode(line, type=_Line).task
         except MALFORMED as error:
-            raise SchemaError(f"{folder / EPISODES}:{number}: {error}") from error
-        if task.split == ASKED:
+            raise SchemaError(f"{path}:{number}: {error}") from error
+        if task.split == ASKED and not own:
             raise UsageError(
                 f"{folder} holds a question that is no task of its dataset ({task.task_id}): whether it may be"
                 " published cannot be checked; give --own-questions if it is yours to publish"

@@ -288,7 +288,7 @@ def push(
     folder: Annotated[Path, Argument(help="A run, a dataset (BEIR or of `sft build`) or a policy.", metavar="FOLDER")],
     to: Annotated[str, Option(help="The repository on the hub; it is made if there is none.", metavar="OWNER/NAME")],
     public: Annotated[bool, Option("--public", help="Let everybody read a new repository.")] = False,
-    own_questions: Annotated[bool, Option("--own-questions", help="Own questions are yours to publish.")] = False,
+    own_questions: Annotated[bool, Option("--own-questions", help="What no card tells of is yours.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
     endpoint: Annotated[str | None, Option(help="The hub's address, if not its client's.", metavar="URL")] = None,
     as_json: Json = False,

@@ -1,5 +1,6 @@
 """Folders are sent to a hub by its real client: private, without what is no part of them, and never if secret."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ import msgspec
 import pytest
 
 from harness1.config import Config
+from harness1.data import tables
 from harness1.episodes.single import open_run, question_task
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.files import Stage
-from harness1.runs.journal import read_episodes
+from harness1.runs.journal import finish, read_episodes
 from harness1.sft.data_card import write_card
 from tests.adapters.fake_hub import FakeHub, fake_hub
 from tests.cli.commands import Command
@@ -99,11 +101,68 @@ def test_what_comes_from_a_benchmark_with_secret_answers_is_refused(harness1: Co
     assert harness1("eval", "browsecomp_plus:bcp", "--out", "direct", *played).code == 0
     assert harness1("data", "import", "browsecomp_plus", "bcp", "--out", "imported").code == 0
     assert harness1("data", "copy", "browsecomp_plus:bcp", "--out", "copied").code == 0
+    assert harness1("data", "copy", "copied", "--out", "again").code == 0
     assert harness1("eval", "imported", "--out", "indirect", *played).code == 0
-    for folder in ("direct", "imported", "copied", "indirect"):
-        assert "browsecomp_plus, whose questions and answers must not be published" in refused(harness1, Path(folder))
     shutil.rmtree("imported")
-    assert "imported, which is gone" in refused(harness1, Path("indirect"))
+    for folder in ("direct", "copied", "again", "indirect"):
+        for more in ((), ("--own-questions",)):
+            told = refused(harness1, Path(folder), *more)
+            assert f"{folder} comes from browsecomp_plus, whose questions and answers must not be published" in told
+
+
+def test_what_no_card_tells_the_origin_of_goes_only_where_the_sender_says_that_it_is_theirs(
+    harness1: Command, hub: FakeHub, run: Path
+) -> None:
+    assert harness1("data", "copy", "world:60", "--out", "mine").code == 0
+    Path("mine/stage.json").unlink()
+    assert harness1("data", "copy", "mine", "--out", "copied").code == 0
+    assert harness1("data", "copy", "copied", "--out", "again").code == 0
+    for folder in ("mine", "copied", "again"):
+        assert f"no card says where mine comes from: whether {folder} may be published" in refused(
+            harness1, Path(folder)
+        )
+        sent(harness1, hub, Path(folder), "--own-questions")
+    Path("mine").rename("BrowseComp-Plus")
+    assert "comes from browsecomp_plus, whose" in refused(harness1, Path("BrowseComp-Plus"), "--own-questions")
+
+
+def test_cards_of_earlier_versions_tell_no_origin_but_of_what_is_made_by_the_package(
+    harness1: Command, hub: FakeHub
+) -> None:
+    def without_origins(folder: Path) -> Path:
+        card = json.loads((folder / "stage.json").read_text())
+        assert card.pop("origins")
+        (folder / "stage.json").write_text(json.dumps(card))
+        return folder
+
+    def recorded(out: str, dataset: str) -> Path:
+        with open_run(Path(out), Config(), "driven", "index", {}, dataset=dataset) as keep:
+            keep(episode)
+        path = Path(out)
+        old = msgspec.structs.replace(msgspec.json.decode((path / "stage.json").read_bytes(), type=Stage), origins=())
+        finish(old, path / "episodes.jsonl")
+        return path
+
+    assert harness1("eval", "world:60", "--limit", "1", "--out", "played", "--cache", "cache").code == 0
+    episode = next(iter(read_episodes(Path("played"))))
+    assert harness1("data", "copy", "world:60", "--out", "copied").code == 0
+    assert "no card says where copied comes from" in refused(harness1, without_origins(Path("copied")))
+    assert harness1("data", "copy", "world:60", "--out", "copied", "--force").code == 0
+    for folder in (Path("copied"), recorded("generated", "world:60")):
+        sent(harness1, hub, folder)
+    # What lies at the path of its dataset now need not be what lay there then, unless that is secret.
+    old = recorded("old", "copied")
+    assert "no card says where old comes from" in refused(harness1, old)
+    official.BROWSECOMP_PLUS.make(Path("bcp"))
+    shutil.rmtree("copied")
+    assert harness1("data", "import", "browsecomp_plus", "bcp", "--out", "copied").code == 0
+    assert "browsecomp_plus, whose" in refused(harness1, old, "--own-questions")
+
+
+def test_an_edited_card_of_a_run_is_refused(harness1: Command, run: Path) -> None:
+    card = json.loads((run / "stage.json").read_text())
+    (run / "stage.json").write_text(json.dumps(card | {"origins": ["hotpotqa"]}))
+    assert "changed after the run had ended" in refused(harness1, run)
 
 
 def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, hub: FakeHub, run: Path) -> None:
@@ -115,10 +174,10 @@ def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, h
 
     episodes = list(read_episodes(run))
     sent(harness1, hub, record("open", "world:60", *episodes))
-    assert harness1("data", "copy", "world:60", "--out", "browsecomp_plus").code == 0
+    Path("browsecomp_plus").mkdir()
     assert "browsecomp_plus, whose" in refused(harness1, record("secret", "browsecomp_plus", *episodes))
     assert "browsecomp_plus, whose" in refused(harness1, Path("secret"), "--own-questions")
-    assert "names no dataset" in refused(harness1, record("unknown", "", *episodes))
+    assert "no card says where questions comes from" in refused(harness1, record("unknown", "", *episodes))
     asking = msgspec.structs.replace(episodes[0], task=question_task("Who?"))
     told = refused(harness1, record("mixed", "world:60", *episodes, asking))
     assert f"no task of its dataset ({asking.task.task_id})" in told
@@ -141,6 +200,8 @@ def test_rows_and_policies_go_unless_their_data_card_names_what_is_secret(harnes
     for folder in ("rows", "policy"):
         sent(harness1, hub, Path(folder))
     assert hub.files["datasets/me/it"].keys() == {"train.jsonl", "card.json", "README.md", "stage.json"}
+    made_from("/gone")
+    assert "no card says where gone, rows comes from" in refused(harness1, Path("rows"))
     made_from("browsecomp_plus:/gone")
     for folder in ("rows", "policy"):
         assert "browsecomp_plus, whose" in refused(harness1, Path(folder))
@@ -163,13 +224,58 @@ def test_unfinished_and_foreign_folders_are_refused(harness1: Command, run: Path
 
 
 def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None:
-    card = json.loads((run / "stage.json").read_text())
-    (run / "stage.json").write_text(json.dumps(card | {"outputs": {**card["outputs"], "api_key": "abcdef123"}}))
-    assert "stage.json holds what looks like a key" in refused(harness1, run, "--endpoint", hub.address)
-    (run / "stage.json").write_text(json.dumps(card))
-    (run / "extra.csv").write_bytes(b"x" * ((1 << 20) - 5) + TOKEN.encode())
-    assert "extra.csv holds the hub's token" in refused(harness1, run, "--endpoint", hub.address)
+    def refused_with(folder: str, name: str, content: bytes) -> str:
+        path = Path(folder, name)
+        before = path.read_bytes() if path.is_file() else None
+        path.write_bytes(content)
+        told = refused(harness1, Path(folder), "--endpoint", hub.address)
+        path.unlink() if before is None else path.write_bytes(before)
+        assert str(path) in told
+        return told
+
+    for name in ("metrics.json", "config.toml", "README.md", "provenance.json"):
+        assert "looks like a key" in refused_with("run", name, b'{"api_key": "abcdef123"}')
+    key = b"sk-proj-" + b"a1B2" * 8
+    assert harness1("data", "copy", "world:60", "--out", "world").code == 0
+    shutil.copytree(TRAINED, "policy")
+    header = b'{"__metadata__": {"by": "' + key + b'"}}'
+    for folder, name, content in (
+        ("run", "tasks.csv", b"task\n" + key),
+        ("run", "view.html", b"<p>\\n" + key),
+        ("world", "corpus.jsonl", b"x" * (tables.LINE_BYTES - 5) + b" " + key),
+        ("world", "queries.jsonl", b'{"text": "an\\n' + key + b'"}'),
+        ("world", "queries.jsonl.gz", gzip.compress(b"a\n" + key)),
+        ("world", "qrels/test.tsv", key.decode().encode("utf-16")),
+        ("world", "qrels/hf_" + "a1" * 20 + ".tsv", b""),
+        ("world", "LICENSE", b"-----BEGIN OPENSSH PRIVATE KEY-----"),
+        ("policy", "tokenizer_config.json", b"{" + key + b"}"),
+        ("policy", "adapter_model.safetensors", len(header).to_bytes(8, "little") + header),
+        ("policy", "log.jsonl", b'{"url": "https://x?key=abcdef"}'),
+    ):
+        assert "holds what looks like a key" in refused_with(folder, name, content)
+    assert "holds the hub's token" in refused_with("world", "corpus.jsonl", b"x" * tables.LINE_BYTES + TOKEN.encode())
     assert not hub.files
+
+
+def test_documents_may_speak_of_keys(harness1: Command, hub: FakeHub) -> None:
+    assert harness1("data", "copy", "world:60", "--out", "world").code == 0
+    with Path("world/corpus.jsonl").open("a") as file:
+        file.write(
+            '{"_id": "x", "text": "Authorization: Basic abc, api_key=abcdef, sk-learn, task-1234567890123456789"}'
+        )
+    sent(harness1, hub, Path("world"))
+
+
+def test_only_what_is_known_to_be_needed_is_sent(harness1: Command, hub: FakeHub, run: Path) -> None:
+    assert harness1("data", "copy", "world:60", "--out", "world").code == 0
+    shutil.copytree(TRAINED, "policy")
+    beside = ("keys.json", "notes.txt", "gold.csv", "index.html", "qrels/notes.txt", "optimizer.safetensors", "x.toml")
+    for folder in ("run", "world", "policy"):
+        for name in beside:
+            Path(folder, name).parent.mkdir(exist_ok=True)
+            Path(folder, name).write_text("x")
+        assert set(beside) <= set(sent(harness1, hub, Path(folder))["left"])
+    assert not {name for files in hub.files.values() for name in files} & set(beside)
 
 
 def test_a_hub_that_refuses_or_is_gone_is_told_in_one_line(harness1: Command, hub: FakeHub, run: Path) -> None:

@@ -1,0 +1,259 @@
+"""What must not be published, on its way to the hub through copies, runs, tasks, moves and hostile cards: whatever lies
+between, it is refused, in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness1.adapters.hub import pack
+from harness1.config import Config
+from harness1.data.benchmarks import BENCHMARKS
+from harness1.data.datasets import copy_dataset, import_benchmark
+from harness1.data.indexing import ensure_index
+from harness1.data.open import open_source
+from harness1.data.origins import origins_of
+from harness1.episodes.single import open_run
+from harness1.errors import CorpusError, HarnessError, UsageError
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.records import Episode, Hashes, Status, StopReason, Task
+from harness1.runs.files import write_json
+from harness1.tasks.make import write_tasks
+from tests.attack.attack import Attack
+from tests.data.benchmarks import official
+
+CHAINS, CARDS, KEYS = 60, 400, 400
+SECRET_WORDS = "must not be published"
+Step = Callable[[Path, Path], Path]
+
+
+def copied(source: Path, out: Path) -> Path:
+    copy_dataset(str(source), out)
+    return out
+
+
+def copied_without_a_card(source: Path, out: Path) -> Path:
+    shutil.copytree(source, out)
+    (out / "stage.json").unlink(missing_ok=True)
+    return out
+
+
+def moved(source: Path, out: Path) -> Path:
+    return source.rename(out)
+
+
+def linked(source: Path, out: Path) -> Path:
+    out.symlink_to(source.resolve())
+    return out
+
+
+def nested(source: Path, out: Path) -> Path:
+    """A copy within a dataset that anybody may have."""
+    copy_dataset("world:60", out)
+    return copied(source, out / "inside")
+
+
+def corpus_alone(source: Path, out: Path) -> Path:
+    """The one file of the documents, and the questions beside it by hand."""
+    copy_dataset(str(source / "corpus.jsonl"), out)
+    shutil.copy(source / "queries.jsonl", out)
+    return out
+
+
+STEPS: tuple[Step, ...] = (copied, copied, copied_without_a_card, moved, linked, nested, corpus_alone)
+
+
+def played(source: Path, out: Path) -> Path:
+    with open_run(out, Config(), "driven", "index", {}, dataset=str(source)) as keep:
+        keep(EPISODE)
+    return out
+
+
+def made(source: Path, out: Path) -> Path:
+    ensure_index(open_source(str(source)), out.with_name(f"{out.name}.index"), Config())
+    write_tasks(open_source(str(source)), str(out.with_name(f"{out.name}.index")), out, Config(), count=2, seed=0)
+    return out
+
+
+def trained(source: Path, out: Path) -> Path:
+    out.mkdir()
+    (out / "README.md").write_text("a policy")
+    origins = origins_of(source)
+    write_json(out / CHECKPOINT, Checkpoint(format="", counter="", env={}, env_hash="", base="", origins=origins))
+    return out
+
+
+ENDS: tuple[Step, ...] = (copied, played, made, trained, lambda source, out: source)
+
+
+TASK = Task("query", "Who?", "test")
+HASHES = Hashes(env="", policy="", index="")
+EPISODE = Episode(episode_id="e", task=TASK, stop_reason=StopReason.END_SEARCH, status=Status.COMPLETED, hashes=HASHES)
+
+
+def refusal(folder: Path, *, own: bool = False) -> str:
+    """Why a folder is not sent; empty if it would be."""
+    try:
+        pack(folder, own_questions=own)
+    except HarnessError as error:
+        return str(error)
+    return ""
+
+
+def test_no_chain_of_verbs_publishes_a_secret_benchmark(tmp_path: Path, attack: Attack) -> None:
+    rng, counts = attack.random("chains"), {"chains": 0, "secret": 0, "unknown": 0, "open": 0}
+    official.BROWSECOMP_PLUS.make(tmp_path / "official")
+    import_benchmark(BENCHMARKS["browsecomp_plus"], tmp_path / "official", tmp_path / "secret")
+    copy_dataset("world:60", tmp_path / "open")
+    for number in range(attack.times(CHAINS)):
+        home = tmp_path / str(number)
+        home.mkdir()
+        root = rng.choice(("secret", "open"))
+        place = copied(tmp_path / root, home / "first")
+        steps = rng.choices(STEPS, k=rng.randint(0, 3))
+        for at, step in enumerate(steps):
+            place = step(place, home / str(at))
+        end = rng.choice(ENDS)
+        try:
+            folder = end(place, home / "end")
+        except CorpusError:  # two documents of the benchmark give no task
+            continue
+        said, insisted = refusal(folder), refusal(folder, own=True)
+        assert "\n" not in said + insisted
+        told = f"{root}: {[step.__name__ for step in steps]}, {folder}: {said!r}, {insisted!r}"
+        lost = copied_without_a_card in steps
+        assert bool(said) is (root == "secret" or lost), told
+        # Who takes the cards away and says that all is theirs is believed.
+        assert bool(insisted) is (root == "secret" and not lost), told
+        assert lost or (SECRET_WORDS in said) is (root == "secret"), told
+        counts["chains"] += 1
+        counts["unknown" if lost else root] += 1
+    attack.report("published", **counts)
+
+
+HOSTILE = (
+    "",
+    "[]",
+    "null",
+    "{",
+    '{"verb": 1}',
+    '{"verb": "run", "inputs": {"dataset": "/a\\u0000b"}}',
+    '{"verb": "run", "inputs": {"dataset": "' + "/" + "x" * 5000 + '"}}',
+    '{"verb": "run", "inputs": {"dataset": "/' + "x/" * 3000 + '"}}',
+    '{"verb": "run", "inputs": {"dataset": {"world:60": 1}}}',
+    '{"verb": "run", "inputs": {}, "outputs": {"datasets": ["world:60", "HERE"]}}',
+    '{"verb": "run", "inputs": {}, "outputs": {"datasets": ["world:60", "/proc/self/fd/0"]}}',
+    '{"verb": "run", "inputs": {}, "outputs": {"datasets": []}}',
+    '{"verb": "run", "inputs": {}, "outputs": {"datasets": "world:60"}}',
+    '{"verb": "data copy", "inputs": {"source": "world:60"}}',
+    '{"verb": "data get", "inputs": {"dataset": "Tevatron/BrowseComp-Plus-corpus"}, "status": "finished"}',
+    '{"verb": "data get", "inputs": {"dataset": null}}',
+    '{"verb": "data copy", "inputs": {}, "origins": "world:60"}',
+    '{"verb": "data copy", "inputs": {}, "origins": [], "status": "finished"}',
+    '{"verb": "data copy", "inputs": {}, "origins": ["unknown:"], "status": "finished"}',
+    '{"verb": "data copy", "inputs": {}, "origins": ["browsecomp_plus"], "status": "finished"}',
+    '{"verb": "data copy", "inputs": {}, "origins": [["world:60"]], "status": "finished"}',
+    '{"origins": ["world:60"]}',
+    "[" * 100_000,
+    "9" * 5_000,
+)
+
+
+@pytest.mark.parametrize("card", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_hostile_card_sends_a_dataset_or_ends_in_a_traceback(tmp_path: Path, card: str) -> None:
+    folder = copied(Path("world:60"), tmp_path / "data")
+    (folder / "stage.json").write_text(card.replace("HERE", str(folder)))
+    assert refusal(folder)
+    (folder / "stage.json").unlink()
+    (folder / "card.json").write_text(card.replace("HERE", str(folder)))
+    assert refusal(folder) or "world:60" in card
+
+
+def test_special_files_in_place_of_cards_and_texts_block_nothing(tmp_path: Path) -> None:
+    folder = copied(Path("world:60"), tmp_path / "data")
+    os.mkfifo(folder / "README.md")
+    os.mkfifo(folder / "checkpoint.json")
+    assert "README.md" not in pack(folder).files
+    (folder / "stage.json").unlink()
+    os.mkfifo(folder / "stage.json")
+    assert "no card says where data comes from" in refusal(folder)
+    (folder / "queries.jsonl").unlink()
+    bomb = gzip.compress(b"x" * (80 << 20))
+    (folder / "queries.jsonl.gz").write_bytes(bomb)
+    assert "inflates" in refusal(folder, own=True)
+
+
+def _value(rng: random.Random, depth: int = 0) -> Any:
+    kinds: list[Callable[[], Any]] = [
+        lambda: rng.choice(("world:60", "browsecomp_plus", "stdlib", "/", "", "hotpotqa:/x", "a\0b", "unknown:x")),
+        lambda: rng.choice((None, True, -1, 1.5, 10**30)),
+    ]
+    if depth < 3:
+        kinds += [lambda: [_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]]
+        names = ("dataset", "datasets", "benchmark", "source", "config", "runs")
+        kinds += [lambda: {rng.choice(names): _value(rng, depth + 1) for _ in range(3)}]
+    return rng.choice(kinds)()
+
+
+def test_random_cards_are_refused_or_taken_and_never_break_the_verb(tmp_path: Path, attack: Attack) -> None:
+    rng, folder = attack.random("cards"), copied(Path("world:60"), tmp_path / "data")
+    verbs = ("data copy", "data get", "run", "sft build", "x", 1)
+    for _ in range(attack.times(CARDS)):
+        names = ("inputs", "outputs", "hashes", "gates", "runs", "status")
+        card = {"verb": rng.choice(verbs), "inputs": {}, "status": "finished"}
+        card |= {name: _value(rng) for name in rng.sample(names, 3)}
+        assert "\n" not in refusal(_with(folder, card))
+        named = _with(folder, {**card, "verb": "data copy", "inputs": {"benchmark": "browsecomp_plus"}, "outputs": {}})
+        assert refusal(named, own=True)
+
+
+def _with(folder: Path, card: dict[str, Any]) -> Path:
+    (folder / "stage.json").write_text(json.dumps(card))
+    return folder
+
+
+ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+SHAPES = (
+    ("hf_", ALNUM, 34),
+    ("sk-proj-1", ALNUM, 40),
+    ("sk-ant-api03-", ALNUM + "_-", 80),
+    ("AKIA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16),
+    ("ghp_", ALNUM, 36),
+    ("github_pat_", ALNUM, 60),
+    ("AIza", ALNUM, 35),
+    ("xoxb-", "0123456789", 24),
+    ("glpat-", ALNUM, 20),
+)
+SPELLINGS: tuple[Callable[[str], bytes], ...] = (
+    str.encode,
+    lambda key: key.encode("utf-16"),
+    lambda key: key.encode("utf-16-be"),
+    lambda key: json.dumps(f"a\n{key}\tb").encode(),
+    lambda key: f"'{key}'".encode(),
+    lambda key: f"https://x/?token={key}&a=b".encode(),
+    lambda key: f"\ufeff{key}".encode(),
+    lambda key: f"Ünïcode {key}".encode("latin-1"),
+)
+
+
+def test_no_key_of_a_known_form_is_sent_in_any_file(tmp_path: Path, attack: Attack) -> None:
+    rng, folder = attack.random("keys"), copied(Path("world:60"), tmp_path / "data")
+    names = ("corpus.jsonl", "queries.jsonl", "queries.jsonl.gz", "qrels/test.tsv", "README.md", "LICENSE", "NOTICE")
+    for _ in range(attack.times(KEYS)):
+        begin, alphabet, size = rng.choice(SHAPES)
+        planted = rng.choice(SPELLINGS)(begin + "".join(rng.choices(alphabet, k=size)))
+        path = folder / rng.choice(names)
+        before = path.read_bytes() if path.exists() else None
+        content = (b"text of a document\n" * rng.randint(0, 300))[: rng.randint(0, 6000)] + b" " + planted + b" more"
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+        with pytest.raises(UsageError, match="holds what looks like a key"):
+            pack(folder)
+        path.unlink() if before is None else path.write_bytes(before)
