@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from harness1.config import Config
+from harness1.data.origins import origins_of, origins_of_source, united
 from harness1.data.source import Source
 from harness1.errors import CorpusError, SchemaError, UsageError
 from harness1.plain import digest, utf8_safe
@@ -74,7 +75,8 @@ def ensure_index(
     `force`: in any case. `whole`: also if documents were left out. `on_wait`: called before waiting for another process
     that builds there; None: do not wait. Raises CorpusError: the folder holds something else, or the source cannot be
     read; UsageError: the folder cannot be written, or is another's, or embeddings would be lost."""
-    stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
+    inputs = {"source": source.fingerprint, "build": build_hash(config.index)}
+    stage = Stage("index", inputs, origins=origins_of_source(source))
     if not force and (done := _done(stage, out, whole)):
         return done
     # Neither the lock nor a card that is being written makes a folder one that is not empty.
@@ -100,7 +102,8 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
     the folder holds no index, or the source cannot be read."""
     open_index(out)  # a folder without an index is refused before anything is written there
     with building(out):
-        stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
+        inputs = {"base": open_index(out).info.index_hash, "added": source.fingerprint}
+        stage = Stage("index", inputs, origins=united(origins_of(out), origins_of_source(source)))
         left_out, corpus = left_out_of(out), corpus_of(out)
         with _changing(stage, out), read(source) as (documents, progress):
             info = add_documents(documents, out, progress, config.machine, alone=True)
@@ -111,7 +114,8 @@ def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInf
     """Take documents out of the index in a folder. Raises CorpusError: it is no index, or has none of the documents."""
     open_index(out)
     with building(out):
-        stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
+        inputs = {"base": open_index(out).info.index_hash, "deleted": sorted(ids)}
+        stage = Stage("index", inputs, origins=origins_of(out))
         left_out, corpus = left_out_of(out), corpus_of(out)
         with _changing(stage, out):
             info = delete_documents(map(DocId, ids), out, machine=config.machine, alone=True)

@@ -4,8 +4,9 @@ card those of what it reads, so that `harness1 push` knows what may be published
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness1.runs.files import STAGE, read_record
 UNKNOWN = "unknown:"
 """Begins the origin of what no card tells the origin of."""
 QUESTIONS = (f"{UNKNOWN}questions",)
-"""The origins of questions that are no dataset's."""
+"""The origin of questions that are no dataset's."""
 DATA_CARD = "card.json"
 CARDS = (STAGE, DATA_CARD, "checkpoint.json", "data_card.json")
 """Cards of a verb's work, of rows, of a checkpoint, and the copy of that of rows in a checkpoint."""
@@ -53,36 +54,44 @@ class _Card(msgspec.Struct):
     @property
     def datasets(self) -> list[str]:
         several = self.outputs.get("datasets")
-        one = self.outputs.get("source") or self.inputs.get("dataset")
+        one = self.outputs.get("source") or self.outputs.get("corpus") or self.inputs.get("dataset")
         named = [*(several if isinstance(several, list) else [one]), *(run.dataset for run in self.runs)]
         return [each for each in named if isinstance(each, str) and each]
 
 
 def origins_of(*places: str | Path) -> tuple[str, ...]:
-    """Return the origins of datasets, as `open_source` takes them, and of folders of any kind. Where no card tells all
-    of a place, one of them is `UNKNOWN` and the last part of its path."""
-    return tuple(sorted({name for place in places for name in _origins(str(place), named=True)}))
+    """Return the origins of datasets, as `open_source` takes their names, and of folders of any kind, by path. Where no
+    card tells all of a place, one of them is `UNKNOWN` and the last part of its path."""
+    return united(*(_origins(place, named=True) for place in places))
 
 
 def origins_of_source(source: Source) -> tuple[str, ...]:
     """Return the origins of an opened dataset."""
-    return origins_of(source.label or source.root) if source.root else (source.name,)
+    if source.root is None:
+        return (source.name,)
+    official = f"{source.kind}:{source.root}"
+    return origins_of(official if _is_name(official) else source.root)
 
 
-def origins_of_run(dataset: str, policy: str) -> tuple[str, ...]:
-    """Return the origins of a run: those of its dataset, and the known ones of the folder in its policy's name, such as
-    `silent:hf:FOLDER`. What else a model was trained on, nobody knows."""
-    words = policy.split(":")
-    ends = (Path(":".join(words[at:]).partition("@")[0]).expanduser() for at in range(1, len(words)))
-    of_policy = {each for each in origins_of(*filter(Path.is_dir, ends)) if not each.startswith(UNKNOWN)}
-    return tuple(sorted({*(origins_of(dataset) if dataset else QUESTIONS), *of_policy}))
+def united(*each: Iterable[str]) -> tuple[str, ...]:
+    """Return the origins of what is made of several."""
+    return tuple(sorted(set(chain.from_iterable(each))))
 
 
-def _origins(place: str, *, named: bool) -> set[str]:
+def known_origins(*names: str) -> tuple[str, ...]:
+    """Return the known origins of indexes, and of policies with the name of a folder, such as `silent:hf:FOLDER`: what
+    else a model was trained on, nobody can tell."""
+    ends = ((name, *(name[found.end() :] for found in re.finditer(":", name))) for name in names)
+    folders = (Path(end.partition("@")[0]).expanduser() for end in chain.from_iterable(ends) if end)
+    return tuple(each for each in origins_of(*filter(Path.is_dir, folders)) if not each.startswith(UNKNOWN))
+
+
+def _origins(place: str | Path, *, named: bool) -> set[str]:
     """Return the origins of one place. `named`: also those of the datasets that its cards name."""
-    if is_generated(place):
+    if isinstance(place, str) and is_generated(place):
         return {place}
-    benchmark, rest = benchmark_and_path(place)
+    # The name of a folder may be that of a dataset.
+    benchmark, rest = benchmark_and_path(place) if isinstance(place, str) else ("", place)
     path = Path(rest).resolve()
     found, told, claimed = {benchmark} - {""}, bool(benchmark), set[str]()
     if hub := _HUB_CACHE.search(f"{path}/"):

@@ -13,7 +13,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.open import from_anywhere
-from harness1.data.origins import origins_of, origins_of_run
+from harness1.data.origins import QUESTIONS, known_origins, origins_of, united
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.episodes.rollout import OnStep, episode_id, rollout
@@ -127,8 +127,8 @@ def open_run(
     hashes, chat = counted or ({}, {})
     inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
     stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)
-    held = origins_of(out) if read_stage(out) else ()
-    stage = msgspec.structs.replace(stage, origins=tuple(sorted({*origins_of_run(dataset, policy), *held})))
+    asked, held = origins_of(dataset) if dataset else QUESTIONS, origins_of(out) if read_stage(out) else ()
+    stage = msgspec.structs.replace(stage, origins=united(asked, known_origins(policy, index), held))
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))

@@ -68,7 +68,20 @@ def corpus_alone(source: Path, out: Path) -> Path:
     return out
 
 
-STEPS: tuple[Step, ...] = (copied, copied, copied_without_a_card, moved, linked, nested, corpus_alone)
+def named_like_another(source: Path, out: Path) -> Path:
+    """In a folder whose name is a dataset's."""
+    return copied(source, out.with_name(f"{'stdlib' if len(out.name) % 2 else 'hotpotqa'}:{out.name}"))
+
+
+def named_like_a_world(source: Path, out: Path) -> Path:
+    out.mkdir()
+    return copied(source, out / "world:60")
+
+
+STEPS: tuple[Step, ...] = (
+    *(copied, copied_without_a_card, moved, linked, nested, corpus_alone),
+    *(named_like_another, named_like_a_world),
+)
 
 
 def played(source: Path, out: Path) -> Path:
