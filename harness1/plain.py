@@ -182,15 +182,15 @@ def secrets_of(address: str) -> tuple[str, ...]:
 _KEY = r"""
     hf_[A-Za-z0-9]{30,} | (?:AKIA|ASIA)[0-9A-Z]{16}\b | AIza[\w-]{35} | gh[oprsu]_[A-Za-z0-9]{36,}
     | npm_[A-Za-z0-9]{36,} | github_pat_\w{30,} | glpat-[\w-]{20,} | xox[abeoprs]-[\w-]{16,} | gsk_[A-Za-z0-9]{30,}
-    | pypi-AgE[\w-]{50,}
-    | (?:\b|(?<=\\[nrt])) (?: sk-(?=[\w-]{0,99}\d)[\w-]{20,} | eyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,} )
-    | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY
+    | pypi-AgE[\w-]{50,} | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY
+    | (?: (?<![\w-]) | (?<=[^\w-]-) | (?<=\\[nrt]) | (?<=\\u[0-9a-fA-F]{4}) | (?<=%[0-9a-fA-F]{2}) )
+      (?: sk-(?=[\w-]{0,99}\d)[\w-]{20,} | eyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,} )
 """
 _IS_KEY = re.compile(_KEY, re.VERBOSE)
 """A key by its form alone: of the hub, of model services, clouds and code hosts; a signed token; a private key."""
 _LOOKS_SECRET = re.compile(
     rf"""(?ix)
-    ( \b(?:x-)? (?:api[-_ ]?key | authorization | access[-_]?token) ["']? \s*[:=]\s* ["']? (?:bearer\s+ | basic\s+)?
+    ( (?<![^\W_]) (?:api[-_ ]?key | authorization | access[-_]?token) ["']? \s*[:=]\s* ["']? (?:bearer\s+ | basic\s+)?
     | [?&]key=
     | \bbearer \s+ (?=[^\s"']*\d) )
     [^\s"'&,;}}]+

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -165,11 +166,22 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, each) and name.count("/") == each.count("/") for each in patterns)
 
 
+_NAMED = re.compile(
+    r"""(?ix)
+    (?:[-_]key|token|secret|passw(?:or)?d) ["']? \s* [:=] \s* ["']?
+      (?=[^\s"']{0,99}\d) (?=[^\s"']{0,99}[a-z]) [\w./+=-]{6,}
+    | \b key \s* = \s* ["'] [^"'\s]{6,}
+    | ://[^/\s:@]*:[^/\s@]+@
+    """
+)
+"""A value with letters and digits after what may be the name of a key, or a password in an address."""
+
+
 def _refuse_keys(path: Path, *, strict: bool) -> None:
     """Refuse a file that holds a key, or, where it is `strict`, what might be one."""
     for number, line in enumerate(_texts(path)):
         text = line.replace(b"\0", b"").decode("utf-8", "replace")  # without NUL, UTF-16 reads as ASCII
-        if holds_key(text) or (strict and without_secrets(text) != text):
+        if holds_key(text) or (strict and (_NAMED.search(text) or without_secrets(text) != text)):
             raise UsageError(f"{path}:{number} holds what looks like a key: take it out first")
 
 

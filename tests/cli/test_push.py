@@ -251,6 +251,9 @@ def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None
         ("policy", "tokenizer_config.json", b"{" + key + b"}"),
         ("policy", "adapter_model.safetensors", len(header).to_bytes(8, "little") + header),
         ("policy", "log.jsonl", b'{"url": "https://x?key=abcdef"}'),
+        ("policy", "config.toml", b'[machine.model]\nkey = "abcdefgh12"'),
+        ("run", "README.md", b"OPENAI_API_KEY=abcdefgh, from https://user:hunter2@host/x"),
+        ("world", "NOTICE", b"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG"),
     ):
         assert "holds what looks like a key" in refused_with(folder, name, content)
     assert "holds the hub's token" in refused_with("world", "corpus.jsonl", b"x" * tables.LINE_BYTES + TOKEN.encode())
