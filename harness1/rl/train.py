@@ -16,7 +16,7 @@ from itertools import compress
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
