@@ -304,8 +304,6 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(status, False)
     try:
-        if sys.platform == "linux":
-            call("prctl", DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         if order["limited"] and sys.platform == "linux":
             with suppress(OSError):  # where memory runs short, the system ends agents first
                 Path("/proc/self/oom_score_adj").write_text("500")
@@ -315,6 +313,9 @@ def main() -> int:
                     os.chown(path, uid, uid)
         if order["namespaces"]:
             enter(order)
+        if sys.platform == "linux":  # not before: a new user forgets it
+            call("prctl", DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        if order["namespaces"]:
             if keeper := os.fork():
                 return follow(keeper, told)
             call("prctl", DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -286,6 +286,39 @@ def processes_with(word: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+TRAINER = """
+import asyncio, sys
+from pathlib import Path
+from harness1.agents.process import run_command
+from harness1.agents.sandbox import Sandbox
+code = "import os, time; os.fork() or os.setsid(); open(str(os.getpid()), 'w'); time.sleep(300)"
+words, apart = [sys.executable, "-c", code, sys.argv[1]], sys.argv[3] == "True"
+asyncio.run(run_command(words, Path(sys.argv[2]), {}, 300.0, 1000, Sandbox(namespaces=apart, needed=(sys.prefix,))))
+"""
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_agents_end_with_a_trainer_that_is_killed(namespaces: bool, tmp_path: Path) -> None:
+    folder, word = tmp_path / "tree" / "work", f"orphan-{tmp_path}"
+    folder.mkdir(parents=True)
+    if namespaces and not run(find_sandbox()).namespaces:
+        pytest.skip("this machine does not permit it")
+    process = subprocess.Popen([sys.executable, "-c", TRAINER, word, str(folder), str(namespaces)])
+    try:
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: processes_with(word) == [])
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 CLIENT = """
