@@ -169,9 +169,6 @@ def large_file():
     with open("large", "wb") as file:
         return file.truncate(3 << 30)
 
-def calls_that_fill_the_record():
-    return sum(ask("again") is not None for _ in range(3)) > 3
-
 ATTACKS = [each for each in list(globals().values()) if getattr(each, "__module__", "") == "__main__"]
 if manner.startswith("hostile"):
     ask("I am here")
