@@ -189,7 +189,8 @@ class Connection(HttpToolsProtocol):
             await self._app(scope, receive, partial(self._send, send, []))
         except asyncio.CancelledError:
             # The client left or the server ends; uvicorn would log an error of the application.
-            self.cycle.disconnected = True
+            cycle: Any = getattr(receive, "__self__", self.cycle)  # of pipelined requests, `self.cycle` is the last
+            cycle.disconnected = True
             self.transport.abort()
         finally:
             self._task, self.since = None, self.loop.time()

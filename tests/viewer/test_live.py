@@ -266,6 +266,9 @@ def test_the_server_says_where_it_is_and_ends_with_at_most_a_line(whole: Path, s
         connection.request("GET", "/news")
         assert len(msgspec.json.decode(connection.getresponse().read())["rows"]) == 3
         crowd = [socket.create_connection((HOST, int(found[1])), timeout=10) for _ in range(40)]
+        crowd[0].sendall(f"GET /news HTTP/1.1\r\nHost: 127.0.0.1:{found[1]}\r\n\r\n".encode() * 300)
+        crowd[0].recv(100)
+        crowd[0].close()  # while a later one is answered
         os.kill(process.pid, sent)
         _, said = process.communicate(timeout=20)
         assert process.returncode == code
