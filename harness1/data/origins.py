@@ -34,10 +34,6 @@ NAMED_BY = {
 _HUB_CACHE = re.compile(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/")
 
 
-class _Run(msgspec.Struct):
-    dataset: str = ""
-
-
 class _Card(msgspec.Struct):
     """What any card says of origins."""
 
@@ -45,17 +41,19 @@ class _Card(msgspec.Struct):
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
     origins: tuple[str, ...] = ()
-    runs: tuple[_Run, ...] = ()
+    runs: Any = ()
 
     @property
     def told(self) -> set[str]:
-        return {*self.origins, *(str(self.inputs[name]) for name in NAMED_BY.get(self.verb, ()) if name in self.inputs)}
+        named = (self.inputs.get(name) for name in NAMED_BY.get(self.verb, ()))
+        return {each for each in (*self.origins, *named) if isinstance(each, str) and each}
 
     @property
     def datasets(self) -> list[str]:
         several = self.outputs.get("datasets")
         one = self.outputs.get("source") or self.outputs.get("corpus") or self.inputs.get("dataset")
-        named = [*(several if isinstance(several, list) else [one]), *(run.dataset for run in self.runs)]
+        runs = [run.get("dataset") for run in self.runs if isinstance(run, dict)] if isinstance(self.runs, list) else []
+        named = [*(several if isinstance(several, list) else [one]), *runs]
         return [each for each in named if isinstance(each, str) and each]
 
 
