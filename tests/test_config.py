@@ -57,10 +57,10 @@ def changed(settings: Settings, path: str) -> str:
     return f"env.{path}={new}"
 
 
-def test_the_defaults_are_the_published_constants_but_for_four_settings() -> None:
+def test_the_defaults_are_the_published_constants_but_for_five_settings() -> None:
     published, default = (dict(leaves(config)) for config in (load_config(PAPER), Config()))
     assert {path: (value, default[path]) for path, value in published.items() if value != default[path]} == {
-        "env.mechanisms": (Env().switch(rank=False, leads=False).mechanisms, Env().mechanisms),
+        "env.mechanisms": (Env().switch(rank=False, leads=False, marks=False).mechanisms, Env().mechanisms),
         "env.auto_populate.by": ("first", "evidence"),
         "env.read.by": ("order", "evidence"),
     }
@@ -142,9 +142,10 @@ def test_the_hash_of_all_decisive_settings_outlives_the_name_of_the_machine() ->
     assert load_config(PAPER, ["machine.workers=3"]).hash == load_config(PAPER).hash == to_record
     assert load_config(PAPER, ["env.max_turns=9"]).hash != to_record
     ranked = "05a2b26b9cf1fd43552cb2f3bfb7fb77e6040c8bd91108c1dc9b237dd27b8597"
-    assert load_config(None, ["machine.workers=3"]).hash == Config().hash == ranked
-    assert load_config(None, ["env.max_turns=9"]).hash != ranked
-    assert load_config(None, ["train.lora.layers=9"]).hash != ranked
+    unmarked = "env.rendering.marks=false"
+    assert load_config(None, ["machine.workers=3", unmarked]).hash == load_config(None, [unmarked]).hash == ranked
+    assert load_config(None, ["env.max_turns=9", unmarked]).hash != ranked
+    assert load_config(None, ["train.lora.layers=9", unmarked]).hash != ranked
 
 
 def test_every_setting_is_read_somewhere() -> None:
@@ -223,7 +224,7 @@ def test_the_prompt_limit_is_the_window_without_the_reserve() -> None:
 
 def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_mention() -> None:
     recorded = msgspec.to_builtins(Config()) | {"env": Env().plain()}
-    for group, name in (("evidence", "rank"), ("auto_populate", "by"), ("read", "by")):
+    for group, name in (("evidence", "rank"), ("auto_populate", "by"), ("read", "by"), ("rendering", "marks")):
         del recorded["env"][group][name]
     del recorded["env"]["leads"]
     paper = load_config(PAPER)

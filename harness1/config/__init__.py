@@ -152,7 +152,7 @@ def load_config(
 
     Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
     `[reward]` section. A `dtype` of `auto` becomes the type that is faster here (`fastest_dtype`). Defaults are the
-    published constants (Harness-1, arXiv 2606.02373) but for four settings of the environment.
+    published constants (Harness-1, arXiv 2606.02373) but for five settings of the environment.
 
     Args:
         path: a TOML file with any of the keys that `harness1 config show` prints, or the name of a configuration that

@@ -167,7 +167,7 @@ class Rendering(Settings):
 _Offered = Literal["fan_out", "grep", "read", "review", "verification", "pruning"]
 _Kept = Literal["tags", "auto_populate", "dedup", "compression", "evidence", "rank", "leads", "history"]
 Mechanism = Literal[_Offered, _Kept, "budget_marker", "entity_handles", "lead_handles", "marks"]
-OPTIONAL = ("entity_handles", "lead_handles", "marks", "pruning")
+OPTIONAL = ("entity_handles", "lead_handles", "pruning")
 
 
 class Env(Settings):
@@ -187,11 +187,11 @@ class Env(Settings):
     shingles, and only where titles, numbers, dates and negations are equal); `compression`: hits are shortened;
     `evidence`: a graph of entities, and a list of those that documents share; `rank`, which needs it: the pool in the
     order of its evidence value, which stands on a line of its own; `leads`, which need `rank`; `history` of actions;
-    `budget_marker`: a line that says how much of the prompt and of the turns is used. Off by default:
-    `entity_handles`, by which queries may name entities of the question and of hits (E3); `lead_handles`, the same
-    for the question (Q) and the shown leads alone, as short calls are easier to learn; `marks`: text from
-    outside is marked, so that no document can imitate the environment (its lines begin with a space, and what looks
-    like a handle or a rank in a title is escaped); `pruning`. Each has a switch of its own too:
+    `budget_marker`: a line that says how much of the prompt and of the turns is used; `marks`: text from outside is
+    marked, so that no document can imitate the environment (its lines begin with a space, and what looks like a handle
+    or a rank in a title is escaped). Off by default: `entity_handles`, by which queries may name entities of the
+    question and of hits (E3); `lead_handles`, the same for the question (Q) and the shown leads alone, as short calls
+    are easier to learn; `pruning`. Each has a switch of its own too:
     `--set env.grep.on=false`."""
     plugins: tuple[str, ...] = ()
     """Tools of other packages that are on, in the order shown, by the names of their entry points (`harness1.tools`),

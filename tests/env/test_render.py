@@ -57,8 +57,8 @@ def test_hits_say_which_queries_found_them_and_which_part_and_copies_they_are() 
     assert "[D1] Ada Lovelace q1#1 q2#1\n" in text
     chunks = [chunk("a", "first part", "A"), chunk("a", "second part", "A", 1)]
     first, second = play(make_env(chunks=chunks), search("second"), search("first"))
-    assert "[D1.2] A\nsecond part\n" in text_of(first.context)
-    assert "[D1.1] A\nfirst part\n" in text_of(second.context)
+    assert "[D1.2] A\n second part\n" in text_of(first.context)
+    assert "[D1.1] A\n first part\n" in text_of(second.context)
     town = "Missolonghi is a town in western Greece, on the north shore of the gulf."
     chunks = [chunk(name, town, "Missolonghi") for name in "abc"]
     text = text_of(play(make_env(chunks=chunks), search("town"))[0].context)
