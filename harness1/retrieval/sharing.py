@@ -50,7 +50,8 @@ class Batcher(Generic[Item, Result]):
         self._closed = False
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """Return the items' results in order; cancelling withdraws. Raises what `work` does, or ValueError: too few."""
+        """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
+        Raises what `work` raises, and ValueError: it left a result out."""
         futures: list[Future[Result]] = [Future() for _ in items]
         if not futures:
             return []
@@ -126,15 +127,16 @@ def _pass_on(error: BaseException | None, futures: Sequence[Future[Result]]) -> 
 
 class CachingRetriever:
     """`Retriever` that remembers `size` ordinary results, or fewer long ones, by query, k, excluded chunks and settings
-    (their `repr`). Faults are never kept; a caller whose search failed as part of another's asks again. A search that
-    was sent goes on though its callers leave; each waits for its own deadline. For one event loop after another."""
+    (their `repr`). Faults are never kept; a caller whose search failed as part of another's asks again. A search goes
+    on while anyone waits for it, each as long as its own deadline allows. Usable from several event loops, one after
+    the other."""
 
     def __init__(self, inner: Retriever, size: int, settings: object) -> None:
         self._inner, self.info = inner, inner.info
         self.grep, self.read, self.get = inner.grep, inner.read, inner.get
         self._settings = repr(settings)
         self._kept = _Kept(size)
-        self._flights: dict[bytes, asyncio.Task[dict[bytes, Found]]] = {}
+        self._flights: dict[bytes, _Flight] = {}
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer what is kept at once, join what is under way, and ask for the rest together."""
@@ -142,14 +144,17 @@ class CachingRetriever:
         keys = [self._key(request) for request in requests]
         kept = [self._kept.get(key) for key in keys]
         missing = {key: request for key, request, result in zip(keys, requests, kept, strict=True) if result is None}
-        flights = {key: flight for key in missing if (flight := self._flights.get(key)) and _is_ours(flight)}
+        flights = {key: flight for key in missing if (flight := self._under_way(key))}
         own = {key: request for key, request in missing.items() if key not in flights}
         if own:
             flights |= dict.fromkeys(own, self._launch(own))
         answers: list[Found] = []
-        for key, request, result in zip(keys, requests, kept, strict=True):
-            end = begin + request.deadline
-            answers.append(result or await self._land(key, request, end, flights[key], key in own))
+        with ExitStack() as held:
+            for flight in set(flights.values()):
+                held.enter_context(flight)
+            for key, request, result in zip(keys, requests, kept, strict=True):
+                end = begin + request.deadline
+                answers.append(result or await self._land(key, request, end, flights[key], key in own))
         return answers
 
     def _key(self, request: SearchRequest) -> bytes:
@@ -157,51 +162,52 @@ class CachingRetriever:
         parts = repr((request.query, request.k, sorted(request.exclude), request.about, self._settings))
         return hashlib.blake2b(parts.encode(), digest_size=16).digest()
 
-    def _launch(self, requests: dict[bytes, SearchRequest]) -> asyncio.Task[dict[bytes, Found]]:
-        """Ask the inner retriever in a task of its own, so that the search can outlive its caller."""
-        flight = asyncio.create_task(self._ask(dict(requests)))
-        self._flights |= dict.fromkeys(requests, flight)
-        flight.add_done_callback(lambda _: self._forget(flight, requests))
+    def _under_way(self, key: bytes) -> _Flight | None:
+        """Return the running search for a key, unless a closed event loop left it behind."""
+        flight = self._flights.get(key)
+        if flight is None or flight.task.cancelling() or flight.task.get_loop() is not asyncio.get_running_loop():
+            return None
         return flight
 
-    def _forget(self, flight: asyncio.Task[dict[bytes, Found]], keys: Iterable[bytes]) -> None:
-        for key in keys:
+    def _launch(self, requests: dict[bytes, SearchRequest]) -> _Flight:
+        """Ask the inner retriever in a task of its own, so that the search can outlive its caller."""
+        flight = _Flight(asyncio.create_task(self._ask(dict(requests))), requests)
+        self._flights |= dict.fromkeys(requests, flight)
+        flight.task.add_done_callback(lambda _: self._forget(flight))
+        return flight
+
+    def _forget(self, flight: _Flight) -> None:
+        for key in flight.places:
             if self._flights.get(key) is flight:
                 del self._flights[key]
-        if not flight.cancelled():
-            flight.exception()  # marks it as seen: every waiting caller may have been cancelled
+        if not flight.task.cancelled():
+            flight.task.exception()  # marks it as seen: every waiting caller may have been cancelled
 
-    async def _ask(self, requests: dict[bytes, SearchRequest]) -> dict[bytes, Found]:
+    async def _ask(self, requests: dict[bytes, SearchRequest]) -> list[Found]:
         answers = await self._inner.search(list(requests.values()))
         if len(answers) != len(requests):
-            return dict.fromkeys(requests, RetrievalFault(f"{len(answers)} results for {len(requests)} queries"))
+            return [RetrievalFault(f"{len(answers)} results for {len(requests)} queries")] * len(requests)
         for key, answer in zip(requests, answers, strict=True):
             if isinstance(answer, SearchResult):
                 self._kept.put(key, answer)
-        return dict(zip(requests, answers, strict=True))
+        return answers
 
-    async def _land(
-        self, key: bytes, request: SearchRequest, end: float, flight: asyncio.Task[dict[bytes, Found]], own: bool
-    ) -> Found:
+    async def _land(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Found:
         """Return the answer to a search; if it was another caller's and failed, ask again."""
         while True:
             try:
-                async with asyncio.timeout(end - time.monotonic()):
-                    answer = (await asyncio.shield(flight))[key]
+                with flight:
+                    async with asyncio.timeout(end - time.monotonic()):
+                        answer = (await asyncio.shield(flight.task))[flight.places[key]]
             except TimeoutError:
                 return RetrievalFault("deadline")
             if own or isinstance(answer, SearchResult):
                 return answer
             if (kept := self._kept.get(key)) is not None:
                 return kept
-            another = self._flights.get(key)
-            own = another is None or not _is_ours(another)
-            flight = self._launch({key: request}) if another is None or own else another
-
-
-def _is_ours(flight: asyncio.Task[dict[bytes, Found]]) -> bool:
-    """Return False for a search that a closed event loop left behind, or is ending."""
-    return not flight.cancelling() and flight.get_loop() is asyncio.get_running_loop()
+            another = self._under_way(key)
+            own = another is None
+            flight = another or self._launch({key: request})
 
 
 class _Kept:
@@ -224,3 +230,20 @@ class _Kept:
         self._hits += len(result.hits) - len(before.hits)
         while len(self.results) > self._size or self._hits > self._size * ORDINARY:
             self._hits -= len(self.results.popitem(last=False)[1].hits)
+
+
+class _Flight:
+    """Searches under way that were asked together. Callers wait within its context; the last to leave cancels it."""
+
+    def __init__(self, task: asyncio.Task[list[Found]], keys: Iterable[bytes]) -> None:
+        self.task = task
+        self.places = {key: place for place, key in enumerate(keys)}
+        self._waiting = 0
+
+    def __enter__(self) -> None:
+        self._waiting += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self.task.cancel()

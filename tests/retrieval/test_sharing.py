@@ -205,17 +205,23 @@ ADA = SearchRequest("Ada", 5)
 
 
 class Slow(WordRetriever):
-    """Takes `delay` seconds for a search and gives up at its deadline; `faults` searches fail."""
+    """Takes `delay` seconds for a search, gives up at its deadline, lingers when cancelled; `faults` searches fail."""
 
     def __init__(self, delay: float = 0.02, faults: int = 0) -> None:
         super().__init__(CORPUS, faults=faults)
         self.delay = delay
         self.asked: list[list[str]] = []
+        self.cancelled: list[list[str]] = []
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         self.asked.append([request.query for request in requests])
         deadline = min(request.deadline for request in requests)
-        await asyncio.sleep(min(self.delay, deadline))
+        try:
+            await asyncio.sleep(min(self.delay, deadline))
+        except asyncio.CancelledError:
+            self.cancelled.append(self.asked[-1])
+            await asyncio.sleep(0.05)
+            raise
         if deadline < self.delay:
             return [RetrievalFault("too late") for _ in requests]
         return await super().search(requests)
@@ -292,19 +298,51 @@ def test_a_fault_is_not_kept_and_not_shared() -> None:
     assert inner.asked == [["Ada", "Byron", "town"]], "one's own is not asked again"
 
 
-def test_a_search_goes_on_though_its_caller_leaves() -> None:
-    inner = Slow(delay=0.05)
+def test_every_caller_of_a_failing_retriever_gets_a_fault_however_many_they_are() -> None:
+    retriever = cached(Slow(delay=0.0, faults=400))
+
+    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(400)))
+
+    assert {type(result[0]) for result in asyncio.run(siblings())} == {RetrievalFault}
+
+
+def test_a_search_is_cancelled_with_the_last_who_waits_for_it_and_can_be_asked_anew() -> None:
+    inner = Slow(delay=10.0)
     retriever = cached(inner)
 
-    async def callers() -> SearchResult | RetrievalFault:
-        first = asyncio.create_task(retriever.search([ADA]))
+    async def siblings() -> list[SearchResult | RetrievalFault]:
+        callers = [asyncio.create_task(retriever.search([ADA])) for _ in range(3)]
         await asyncio.sleep(0.01)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        return (await retriever.search([ADA]))[0]
+        for caller in callers:
+            assert inner.cancelled == []
+            caller.cancel()
+            await asyncio.gather(caller, return_exceptions=True)
+        inner.delay = 0.02
+        return [(await retriever.search([ADA]))[0], (await retriever.search([ADA]))[0]]
 
-    assert isinstance(asyncio.run(callers()), SearchResult)
-    assert inner.asked == [["Ada"]]
+    first, kept = asyncio.run(siblings())
+    assert isinstance(first, SearchResult)
+    assert kept is first
+    assert inner.cancelled == [["Ada"]]
+    assert inner.asked == [["Ada"], ["Ada"]]
+
+
+def test_a_call_holds_all_its_searches_while_it_waits_for_the_first() -> None:
+    inner = Slow(delay=0.1)
+    retriever = cached(inner)
+
+    async def callers() -> list[SearchResult | RetrievalFault]:
+        first, second = (asyncio.create_task(retriever.search([SearchRequest(q, 5)])) for q in ("Ada", "Byron"))
+        await asyncio.sleep(0)
+        both = asyncio.create_task(retriever.search([ADA, SearchRequest("Byron", 5)]))
+        await asyncio.sleep(0.01)
+        for each in (first, second):
+            each.cancel()
+        return await both
+
+    assert [type(found) for found in asyncio.run(callers())] == [SearchResult, SearchResult]
+    assert inner.asked == [["Ada"], ["Byron"]]
 
 
 @pytest.mark.parametrize("order", [1, -1])
