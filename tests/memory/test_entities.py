@@ -127,7 +127,7 @@ def test_the_question_and_the_hits_show_handles_in_the_order_of_first_appearance
     assert "Question: Where did the father of Ada Lovelace (E1) die?\n" in text_of(run(env.reset(TASK)))
     (step,) = play(env, search("Ada Lovelace daughter"))
     for shown in (
-        "[D1] Ada Lovelace (E1)\nAda Lovelace wrote the first program. She was the daughter of Lord Byron (E2).",
+        "[D1] Ada Lovelace (E1)\n Ada Lovelace wrote the first program. She was the daughter of Lord Byron (E2).",
         "[D2] Charles Babbage (E3)\n",
     ):
         assert shown in text_of(step.context)
@@ -239,7 +239,7 @@ def test_the_question_is_asked_by_its_handle() -> None:
     assert (asked(step), step.turn.observation.resolved) == ([QUESTION], {"Q": QUESTION})
     assert asked(play(env, search("the magazine Q"))[0]) == ["the magazine Q"]
     assert asked(play(make_env(), search("Q"))[0]) == ["Q"]
-    assert "[D1] Ada Lovelace\nAda Lovelace wrote" in text_of(play(env, search("Ada Lovelace daughter"))[0].context)
+    assert "[D1] Ada Lovelace\n Ada Lovelace wrote" in text_of(play(env, search("Ada Lovelace daughter"))[0].context)
 
 
 def test_a_lead_is_searched_by_its_handle_and_with_the_question() -> None:

@@ -94,8 +94,8 @@ WHERE = "Is Missolonghi in Greece?"
 def test_by_evidence_the_parts_nearest_to_the_question_are_shown_and_the_others_by_their_handles() -> None:
     _, found, text = read("D1", "evidence", PAGES, WHERE)
     assert [part.index for part in found.hits] == [3, 5], "in document order"
-    assert "[3 passages left out: read D1.1]\n[D1.4] Long\nalpha3 " in text
-    assert "[1 passage left out: read D1.5]\n[D1.6] Long\nalpha5 " in text
+    assert "[3 passages left out: read D1.1]\n[D1.4] Long\n alpha3 " in text
+    assert "[1 passage left out: read D1.5]\n[D1.6] Long\n alpha5 " in text
     assert found.notes[0] == Note("continues", {"handle": "D1.7", "parts": 3})
     for handle, indexes in (("D1.1", [0, 1]), ("D1.8", [7, 8])):
         _, found, text = read(handle, "evidence", PAGES, WHERE)
