@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
@@ -176,7 +175,6 @@ def _steps(episode: Episode) -> Iterator[tuple[Any, ...]]:
     calls = list(calls_for_rows(episode))
     name = trajectory_of(episode)
     earned = 0.0 if episode.reward is None else episode.reward.total
-    _demand(isfinite(earned), f"{name} has a reward that is not finite")
     for place, call in enumerate(calls, start=1):
         size, last, logprobs = len(call.output_ids), place == len(calls), list(call.output_logprobs or ())
         _demand(bool(logprobs), f"step {place} of {name} has no log probabilities")

@@ -275,7 +275,6 @@ def test_the_trainer_finds_the_rows_and_advantages_of_our_own_training(rewards: 
         ([*pair("a", 1.0, 0.0), played("g", 0, 1.0)], "instance g has only one trajectory"),
         ([*pair("a", 1.0), *pair("b", 1.0, 0.0), played("a", 1)], "of an instance are not adjacent"),
         ([*pair("a", 1.0), *pair("a", 1.0)], "two trajectories have the same name"),
-        (pair("a", 1.0, math.nan), "reward that is not finite"),
         ([replace(each, segments={"start": (), "answer": ()}) for each in pair("a", 1.0, 0.0)], "has no prompt"),
     ],
 )
