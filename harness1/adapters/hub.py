@@ -168,10 +168,11 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 _NAMED = re.compile(
     r"""(?ix)
-    (?:[-_]key|token|secret|passw(?:or)?d) ["']? \s* [:=] \s* ["']?
+    (?: (?<!primary|foreign) (?<!sort) (?<!cache) [-_]key | (?<!(?<![a-z])(?:per|pad|bos|eos|unk)[-_\ ]) token
+      | secret | passw(?:or)?d ) ["']? \s* [:=] \s* ["']?
       (?=[^\s"']{0,99}\d) (?=[^\s"']{0,99}[a-z]) [\w./+=-]{6,}
     | \b key \s* = \s* ["'] [^"'\s]{6,}
-    | ://[^/\s:@]*:[^/\s@]+@
+    | ://[^/\s:@"']*:[^/\s@"']+@
     """
 )
 """A value with letters and digits after what may be the name of a key, or a password in an address."""
@@ -187,8 +188,8 @@ def _refuse_keys(path: Path, *, strict: bool) -> None:
 
 def _texts(path: Path) -> Iterator[bytes]:
     """Yield the name of a file, and its lines, unpacked, each with the end of the one before; of weights the header."""
-    before = path.name.encode()
-    yield before
+    before = b""
+    yield path.name.encode()
     if path.suffix == ".safetensors":
         with path.open("rb") as file:
             yield file.read(min(int.from_bytes(file.read(8), "little"), HEADER))

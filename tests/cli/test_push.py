@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness1.adapters.hub import _refuse_keys
 from harness1.config import Config
 from harness1.data import tables
 from harness1.episodes.single import open_run, question_task
@@ -254,10 +255,29 @@ def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None
         ("policy", "config.toml", b'[machine.model]\nkey = "abcdefgh12"'),
         ("run", "README.md", b"OPENAI_API_KEY=abcdefgh, from https://user:hunter2@host/x"),
         ("world", "NOTICE", b"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG"),
+        ("world", "README.md", b"key = 'abcdefgh'"),
+        ("world", "README.md", b"developer_token = abcdefgh12"),
     ):
         assert "holds what looks like a key" in refused_with(folder, name, content)
     assert "holds the hub's token" in refused_with("world", "corpus.jsonl", b"x" * tables.LINE_BYTES + TOKEN.encode())
     assert not hub.files
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'primary_key = "doc_001a"',
+        'sort_key: "query01"',
+        'pad_token = "pad_3f_end"',
+        '{"eos_token": "im_end2_x"}',
+        "Format per token: qwen2.5-tokenizer",
+        '{"policy":"vllm:Q@http://localhost:8000","b":"c@d"}',
+    ],
+)
+def test_what_only_resembles_a_key_is_sent(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    _refuse_keys(path, strict=True)
 
 
 def test_documents_may_speak_of_keys(harness1: Command, hub: FakeHub) -> None:
