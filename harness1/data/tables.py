@@ -186,8 +186,9 @@ def _rows(path: Path, fault: Fault, columns: Sequence[str], apart: ReadApart) ->
 def _parquet_rows(path: Path, columns: Sequence[str], apart: ReadApart) -> Rows:
     with optional("data", "pyarrow"):
         import pyarrow  # noqa: F401
-    number, most = 0, max(INFLATION * path.stat().st_size, LEAST_INFLATED)
+    number = 0
     try:
+        most = max(INFLATION * path.stat().st_size, LEAST_INFLATED)
         for number, row in enumerate(chain.from_iterable(apart.rows(path, columns, most)), start=1):
             yield f"{path}: row {number}", row
     except (Unreadable, OSError) as error:

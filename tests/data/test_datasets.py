@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.data import beir
+from harness1.data import beir, tables
 from harness1.data.benchmarks import BENCHMARKS
 from harness1.data.datasets import FINDINGS, SHOWN, SharedGold, check, copy_dataset, import_benchmark
 from harness1.data.open import open_source
@@ -94,6 +94,10 @@ def test_a_corpus_that_cannot_be_read_through_is_no_proof_of_absence(tmp_path: P
     report = check(f"browsecomp_plus:{folder}")
     assert {finding.kind for finding in report.findings} == {"malformed"}
     assert check(f"hotpotqa:{folder}").findings[0].kind == "malformed"
+    path.unlink()
+    path.symlink_to("gone")
+    with pytest.raises(CorpusError, match="not a whole Parquet file"):
+        list(tables.rows([path]))
     many = [document(str(number), f"text {number}") for number in range(99)]
     beir.write(tmp_path / "b", many, [task("t", "Q?", "98")])
     corpus = tmp_path / "b/corpus.jsonl"
