@@ -213,8 +213,11 @@ def test_what_reads_a_run_says_that_its_gold_has_changed(data: Path, tmp_path: P
     with pytest.raises(UsageError, match=r"scored with other gold .*--rescore"):
         read_run(run)
     assert "gold has changed" in RunSource.open(run).notes[0]
+    before = read_stage(run)
+    before.write(run, status="finished", origins=("elsewhere",))
     rescore(evaluation(data), run)
     assert read_run(run).tasks.keys() == QUERIES.keys()
+    assert {*read_stage(run).origins} == {"elsewhere", *before.origins}
 
 
 def test_ablations_are_scored_again_together(data: Path, tmp_path: Path) -> None:
