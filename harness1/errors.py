@@ -120,3 +120,8 @@ class Refusal(InfrastructureFault):
 
 class Overflow(Refusal):
     """A refusal of a prompt that is longer than the model's context."""
+
+
+class Unreadable(InfrastructureFault):
+    """A model's server cannot read what its model wrote, such as a call that was cut off: the same request would fail
+    alike, and another may succeed."""

@@ -189,6 +189,8 @@ class ModelCall(Record):
     finish_reason: str = ""
     t_start: float = 0.0
     t_end: float = 0.0
+    text: str = ""
+    """What the model wrote in an attempt that held no action, where its server returns no tokens."""
 
 
 class Turn(Record):

@@ -152,6 +152,7 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         reserve = setup.config.env.generation_reserve
         server = policy_endpoint(endpoint, machine)
         policy = ChatCompletionsPolicy(server, ctx.model, reserve, setup.config.policy, "verifiers")
+        policy.thinks = True  # every attempt may be trained on: none has less room than another
         env = setup.environment(await asyncio.to_thread(setup.open_retriever), policy)
         task = Task(str(data.id), str(getattr(data, "query", data.prompt)), str(getattr(data, "split", "")))
         # Each trace has a seed of its own: rollouts of one task must differ.

@@ -88,6 +88,7 @@ LATER_TRAINING = (
     "sft.gates.precision",
     "sft.gates.same_searches",
     "sft.useless_weight",
+    "policy.max_tokens",
 )
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 

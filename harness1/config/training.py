@@ -254,9 +254,18 @@ class ChatPolicy(Settings):
     """`auto`: that of the model's tokenizer; or `hermes`, `harmony`, `compact`, or a plugin's (`harness1.formats`)."""
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0  # 0: greedy.
     format_retries: Count = 3  # Further attempts at a turn whose output holds no call.
+    max_tokens: Count = 0
+    """Most tokens of an attempt at a turn, at most `env.generation_reserve`, the limit of an attempt after one that was
+    cut off. 0: 256 behind a chat server, unless the model thinks, and else the reserve."""
     constrained: bool = False  # Sample under a grammar that allows only calls of the shown tools.
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of a model in this process; `auto` in a file or override: the faster one here. Logits are always float32."""
+
+    def to_hash(self) -> dict[str, Any]:
+        """Return the settings that enter hashes, which are older than `max_tokens`: it counts where it is set."""
+        tree = to_record(self, "policy.")
+        leave_out_default(tree, {"max_tokens": 0}, "max_tokens")
+        return tree
 
 
 ROWS, WIDTH, INNER = 512, 576, 1536  # of the measured product: a feed-forward layer of SmolLM2-135M over a row

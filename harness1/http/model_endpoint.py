@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from harness1.config import Machine
-from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
+from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable, Unreadable
 from harness1.http.client import HttpClient, HttpFault, Transient, is_address, retry
 from harness1.plain import utf8_safe, without_password
 from harness1.records import Record
@@ -135,6 +135,10 @@ Groq and TGI, in this order of phrases."""
 
 _ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is (\d+)", re.S)
 """What vLLM says of `max_tokens`."""
+_UNREADABLE = re.compile(
+    r"failed to parse (input|tool call)|does not match the expected|could not finish the message because", re.I
+)
+"""What llama.cpp, with status 500, and OpenAI, with 400, say of an output that was cut off at `max_tokens`."""
 
 
 class ModelEndpoint:
@@ -169,6 +173,7 @@ class ModelEndpoint:
             Unreachable: a wrong key, model or address; or no attempt reached the server, now or ever before.
             Overflow: the prompt is longer than the model's context.
             Refusal: the server refuses this request permanently.
+            Unreadable: the server cannot read what its model wrote.
             InfrastructureFault: all `attempts` ended in no answer, a server error, a rate limit or a malformed answer.
         """
         sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
@@ -186,6 +191,8 @@ class ModelEndpoint:
                 astray = path == "/chat/completions" and "/v1" not in self.url
                 advice = "; the address must reach up to and including the /v1" if astray else ""
                 raise Unreachable(answer.message + advice, answer.status)
+            if answer.status in (400, 500) and _UNREADABLE.search(answer.message):
+                raise Unreadable(answer.message)
             if answer.status in REFUSALS:
                 # `max_tokens` that fill the context alone are a wrong setting, and no prompt that is too long.
                 alone = (asked := _ASKED_TOO_MUCH.search(answer.message)) and int(asked[1]) >= int(asked[2])

@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from harness1.config import ChatPolicy
-from harness1.config.settings import to_record
 from harness1.env.environment import choose
 from harness1.env.pieces import Piece, piece
 from harness1.env.render import Context
+from harness1.errors import Overflow, Refusal, Unreadable
 from harness1.http.model_endpoint import ChatRoute, Endpoint
 from harness1.models.backend import Backend
 from harness1.models.calls import (
@@ -24,15 +24,16 @@ from harness1.models.calls import (
     Said,
     clean_name,
     messages_of,
-    read_object,
     tools_of,
     unwrap_calls,
     without_controls,
 )
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
-from harness1.plain import digest
+from harness1.models.dialects import Reading, decode_arguments, fit_arguments, read_message, text_of
+from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
+from harness1.tools.tool import ToolSpec
 
 
 class LanguageModelPolicy:
@@ -43,7 +44,7 @@ class LanguageModelPolicy:
     ) -> None:
         self.model, self.counter, self.reserve, self.name = model, chat, reserve, name
         self.settings = settings or ChatPolicy()
-        sampled = to_record(self.settings, "policy.") | {"format": "auto"}
+        sampled = self.settings.to_hash() | {"format": "auto"}
         self.hash = digest(["language model", model.hash, chat.hash, sampled, reserve])
 
     def open(self, task: Task, seed: int) -> LanguageModelSession:
@@ -68,6 +69,8 @@ class LanguageModelSession:
             note = chat.messages([[retry_note(parsed, chat)]], context.tools) if attempt else []
             prompt = [*prefix, *note, chat.prompt_end()]
             room = policy.reserve - sum(len(segment.ids) for segment in note)
+            if policy.settings.max_tokens and not _was_cut(calls):
+                room = min(room, policy.settings.max_tokens)
             if room < 1:  # the note would use up the rest of the window
                 break
             call = await self._call(prompt, room, attempt, context)
@@ -123,6 +126,10 @@ def call_seed(episode: str, turn: int, attempt: int) -> int:
     return int(digest([episode, turn, attempt])[:8], 16) >> 1
 
 
+def _was_cut(calls: Sequence[ModelCall]) -> bool:
+    return any(call.finish_reason == "length" for call in calls)
+
+
 def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
     """Return the note to a policy after an output without a call. It quotes nothing from the output."""
     return piece("retry", "user", f"Your last output was not valid: {parsed.error}. {chat.instruction}")
@@ -136,22 +143,21 @@ _UNSENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
 """Characters that servers refuse in a function's name."""
 
 
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    id: str | None = None
+FEW = 256
+"""Tokens that a call takes at most, unless it is exceptionally long, or its model thinks before it."""
+WRITTEN = 20_000
+"""Most characters of a failed attempt that are recorded."""
+_BLANKS = re.compile(r"([ \t\n])\1{15}\Z")
+"""The end of an answer that would go on with blanks alone."""
 
 
 class _Message(msgspec.Struct):
     content: Any = None
     """Text, or a list of its parts from servers that divide it."""
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     reasoning: Any = None
     reasoning_content: Any = None
+    reasoning_details: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -163,7 +169,7 @@ class _Completion(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
 
 
-Meant = tuple[_Call, tuple[ToolCall, ...]]
+Meant = tuple[dict[str, Any], tuple[ToolCall, ...]]
 """A call in a form that its server takes back, and the actions that it means."""
 
 
@@ -175,16 +181,34 @@ class ChatCompletionsPolicy:
     ) -> None:
         self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
         self.settings = settings or ChatPolicy()
-        self.hash = digest(["chat completions", model, to_record(self.settings, "policy."), reserve])
+        self.hash = digest(["chat completions", model, self.settings.to_hash(), reserve])
         # Reasoning models of some hosts must be free not to call.
         self.route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
+        self.thinks = False
+        """Whether an answer held thoughts, or was used up by some that its server does not show."""
+        self.stop: tuple[str, ...] | None = ()
+        """What ends an answer early; None: the server refuses such a parameter.
+
+        An answer whose end is blanks up to the limit is ended by such blanks from then on. Nothing else ends one, and
+        nothing does from the start: Ollama would forget the stops of the model's own file, Anthropic refuses blanks and
+        OpenAI's thinking models any stop. Stopping behind a call would leave out its closing tag, without which the
+        parsers of llama.cpp and SGLang fail, and would make a call of one that is only quoted. So `max_tokens`, which
+        every server heeds, bounds all other waste."""
 
     def open(self, task: Task, seed: int) -> ChatCompletionsSession:
         return ChatCompletionsSession(self, digest([task.query, seed]), {})
 
+    def learn(self, message: _Message, reading: Reading, cut: bool) -> None:
+        """Note what an answer shows of its server and its model."""
+        text = text_of(message.content)
+        self.thinks |= bool(_thoughts(message) or reading.thought or (cut and not text.strip() and not reading.calls))
+        if cut and self.stop is not None and (blanks := _BLANKS.search(text)):
+            self.stop = tuple(dict.fromkeys((*self.stop, blanks[1] * 16)))
+
 
 class ChatCompletionsSession:
-    """One episode. After an answer that is not understood, the model is asked again without it, as every model is."""
+    """One episode. After an answer that is not understood, the model is asked again without it, as every model is; only
+    a first answer that was cut off is shown again, so that the model goes on from there."""
 
     def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
         self._policy, self._seed, self._said = policy, seed, said
@@ -193,27 +217,34 @@ class ChatCompletionsSession:
     async def act(self, context: Context) -> Decision:
         """Ask until an answer holds a call. Raises InfrastructureFault; UsageError: every request would fail."""
         calls: list[ModelCall] = []
-        messages = without_controls(messages_of(context.pieces, self._said))
-        error = ""
+        messages, more = without_controls(messages_of(context.pieces, self._said)), list[Message]()
         for attempt in range(self._policy.settings.format_retries + 1):
-            note = [{"role": "user", "content": f"Your last output was not valid: {error}. {INSTRUCTION}\n"}]
-            choice = await self._ask(messages + note * bool(attempt), context, attempt, calls)
-            meant, error = _meaning(choice)
+            message = await self._ask(messages + more, context, attempt, calls)
+            cut = calls[-1].finish_reason == "length"
+            reading, meant, error = _meaning(message, context.tools, cut)
+            self._policy.learn(message, reading, cut)
+            reasoning = _thoughts(message) or reading.thought or reading.words
             if meant:
                 actions = tuple(action for _, stands_for in meant for action in stands_for)
-                self._said[context.turn] = _reply(choice.message, meant, choose(actions)[0], context.turn)
-                decision = Decision(actions, _reasoning(choice.message), tuple(calls))
+                self._said[context.turn] = _reply(message, reading, meant, choose(actions)[0], context.turn)
+                decision = Decision(actions, reasoning, tuple(calls))
                 break
-            self.pending = decision = Decision((), _reasoning(choice.message), tuple(calls), error)
+            calls[-1] = msgspec.structs.replace(calls[-1], text=_written(message) or calls[-1].text)
+            more = [{"role": "user", "content": f"Your last output was not valid: {error}. {INSTRUCTION}\n"}]
+            if cut and not attempt and reading.words:
+                more.insert(0, {"role": "assistant", "content": reading.words})
+            self.pending = decision = Decision((), reasoning, tuple(calls), error)
         self.pending = None
         return decision
 
     def fork(self) -> ChatCompletionsSession:
         return ChatCompletionsSession(self._policy, self._seed, dict(self._said))
 
-    async def _ask(self, messages: list[Message], context: Context, attempt: int, calls: list[ModelCall]) -> _Choice:
+    async def _ask(self, messages: list[Message], context: Context, attempt: int, calls: list[ModelCall]) -> _Message:
         policy, settings = self._policy, self._policy.settings
         seed = call_seed(self._seed, context.turn, attempt)
+        few = settings.max_tokens or (policy.reserve if policy.thinks else FEW)
+        room = policy.reserve if _was_cut(calls) else min(few, policy.reserve)
         body = {
             "model": policy.model,
             "messages": messages,
@@ -222,53 +253,87 @@ class ChatCompletionsSession:
             "top_p": 1.0,
             "seed": seed,
             "tool_choice": "required",
-            "max_tokens": policy.reserve,
+            "max_tokens": room,
+            **({"stop": policy.stop} if policy.stop else {}),
         }
-        begun = time.time()
-        completion, _ = await policy.route.post(body, _Completion)
-        choice = completion.choices[0]
-        sampling = Sampling(settings.temperature, max_tokens=policy.reserve, seed=seed)
+        sampling, begun = Sampling(settings.temperature, max_tokens=room, seed=seed), time.time()
         call = ModelCall(f"{context.turn}.{attempt}", attempt=attempt, sampling=sampling, t_start=begun)
+        try:
+            completion = await self._post(body)
+            choice, text = completion.choices[0], ""
+        except Unreadable as fault:
+            choice, text = _Choice(_Message(), "length"), str(fault)
         finish = choice.finish_reason or ""
-        calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time()))
-        return choice
+        calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time(), text=text))
+        return choice.message
+
+    async def _post(self, body: dict[str, Any]) -> _Completion:
+        try:
+            return (await self._policy.route.post(body, _Completion))[0]
+        except Refusal as refusal:
+            if "stop" not in body or isinstance(refusal, Overflow):
+                raise
+        self._policy.stop = None
+        return (await self._policy.route.post({name: body[name] for name in body if name != "stop"}, _Completion))[0]
 
 
-def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
+def _meaning(message: _Message, tools: Sequence[ToolSpec], cut: bool) -> tuple[Reading, list[Meant], str]:
+    """Return what a message says, its calls in a form that its server takes back with the actions that they mean, and
+    the reason if there are none. Without `tool_calls`, calls are looked for in the text."""
+    schemas, text = {spec.name: spec.parameters for spec in tools}, text_of(message.content)
     found: list[Meant] = []
-    for call in (choice.message.tool_calls or [])[:MOST_CALLS]:
-        given = call.function.arguments or "{}"
-        arguments = given if isinstance(given, dict) else read_object(given)
+    for call in (message.tool_calls or [])[:MOST_CALLS]:
+        function = call["function"] if isinstance(call.get("function"), dict) else {}
+        arguments = decode_arguments(given := function.get("arguments"))
         if arguments is None:
-            return [], "the arguments are not a JSON object"
-        name = clean_name(call.function.name)
-        if meant := unwrap_calls(name, arguments):
-            try:
-                msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
-            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-                given = json.dumps(arguments)
-            sendable = _Function(_UNSENDABLE.sub("_", name)[:LONGEST_NAME], given)
-            found.append((_Call(sendable, call.id), meant))
+            if cut and found:
+                break  # the last of several calls was cut off
+            return Reading("", text.strip(), ()), [], CUT if cut else "the arguments are not a JSON object"
+        name = clean_name(function["name"]) if isinstance(function.get("name"), str) else ""
+        actions = unwrap_calls(name, arguments)
+        fitted = [ToolCall(each.name, fit_arguments(each.arguments, schemas.get(each.name, {}))) for each in actions]
+        try:
+            msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            given = json.dumps(arguments)
+        if fitted:
+            found.append((_sendable(call, name, given), tuple(fitted)))
     if found:
-        return found, ""
-    return [], CUT if choice.finish_reason == "length" else "there is no call"
+        return Reading("", text.strip(), ()), found, ""
+    reading = read_message(text, _thoughts(message), tools, cut)
+    meant: list[Meant] = [(_sendable({}, each.name, json.dumps(each.arguments)), (each,)) for each in reading.calls]
+    return reading, meant, "" if meant else CUT if cut else "there is no call"
 
 
-def _reply(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
+def _sendable(call: Mapping[str, Any], name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call as it came, unknown fields too, which some servers demand (Gemini's `extra_content`), but with a
+    name that servers accept, and without its place in a stream."""
+    function = call["function"] if isinstance(call.get("function"), dict) else {}
+    function = {**function, "name": _UNSENDABLE.sub("_", name)[:LONGEST_NAME], "arguments": arguments}
+    kept = {key: value for key, value in call.items() if key != "index"}
+    return {"id": "", **kept, "type": "function", "function": function}
+
+
+def _reply(message: _Message, reading: Reading, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
     """Return a message to send back, with its thoughts, which some servers demand, and ids that tell calls apart."""
-    ids = [call.id or "" for call, _ in meant]
+    ids = [call["id"] if isinstance(call["id"], str) else "" for call, _ in meant]
     if not all(ids) or len(set(ids)) < len(ids):
         ids = [f"turn-{turn}-{place}" for place in range(len(ids))]
-    listed = [
-        {"id": name, "type": "function", "function": msgspec.to_builtins(call.function)}
-        for name, (call, _) in zip(ids, meant, strict=True)
-    ]
-    thoughts = {"reasoning": message.reasoning, "reasoning_content": message.reasoning_content}
+    listed = [call | {"id": name} for name, (call, _) in zip(ids, meant, strict=True)]
+    thoughts = {name: getattr(message, name) for name in ("reasoning", "reasoning_content", "reasoning_details")}
     kept = {name: thought for name, thought in thoughts.items() if thought is not None}
     place = next(at for at, (_, actions) in enumerate(meant) if any(each is executed for each in actions))
-    return Said({"role": "assistant", "content": message.content, **kept, "tool_calls": listed}, tuple(ids), ids[place])
+    content = (reading.words or None) if reading.calls else message.content
+    return Said({"role": "assistant", "content": content, **kept, "tool_calls": listed}, tuple(ids), ids[place])
 
 
-def _reasoning(message: _Message) -> str:
-    said = (message.reasoning_content, message.reasoning, message.content)
+def _thoughts(message: _Message) -> str:
+    said = (message.reasoning_content, message.reasoning)
     return next((text.strip() for text in said if isinstance(text, str) and text.strip()), "")
+
+
+def _written(message: _Message) -> str:
+    """Return all that a model wrote in a message."""
+    calls = json.dumps(message.tool_calls, ensure_ascii=False) if message.tool_calls else ""
+    parts = (_thoughts(message), text_of(message.content).strip(), calls)
+    return utf8_safe("\n".join(filter(None, parts)))[:WRITTEN]

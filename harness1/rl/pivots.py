@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from harness1.config import Config, Env
-from harness1.config.settings import differences, put_back_removed, to_record
+from harness1.config.settings import differences, put_back_removed
 from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.data.origins import origins_of
 from harness1.env.environment import env_hash
@@ -136,7 +136,7 @@ class Profile:
         }
 
     def name_settings(self, env: Env) -> dict[str, Any]:
-        pivots, policy = put_back_removed({}, "rl.pivots."), to_record(self.config.policy, "policy.")
+        pivots, policy = put_back_removed({}, "rl.pivots."), self.config.policy.to_hash()
         return {"env": env.plain(), "policy": policy, "pivots": pivots}
 
     def stage(self) -> Stage:

@@ -258,7 +258,7 @@ class EpisodeView:
         return {
             "attempt": call.attempt,
             "prompt": [self._sent[key] for key in call.prompt],
-            "output": decode(call.output_ids),
+            "output": decode(call.output_ids) if call.output_ids else call.text or None,
             "output_tokens": len(call.output_ids),
             "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
             "finish": call.finish_reason,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
+from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable, Unreadable
 from harness1.http.model_endpoint import Completer, ModelEndpoint
 from tests.http.test_http_client import KEY
 from tests.support import Ask, Reply, replying
@@ -101,6 +101,23 @@ def test_a_prompt_that_is_too_long_is_told_from_other_refusals(said: str, refusa
     with replying(lambda _: (400, {}, body)) as url, pytest.raises(Refusal) as caught:
         posted(endpoint(url))
     assert type(caught.value) is refusal
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (500, "Failed to parse tool call arguments as JSON: parse error at line 1, column 217"),
+        (500, "Failed to parse input at pos 0: <|channel|>"),
+        (500, "The model produced output that does not match the expected peg-native format"),
+        (400, "Could not finish the message because max_tokens or model output limit was reached."),
+    ],
+)
+def test_an_output_that_its_server_cannot_read_is_not_asked_for_again(status: int, said: str) -> None:
+    script = Script([(status, {}, msgspec.json.encode({"error": {"message": said}}))])
+    with replying(script) as url, pytest.raises(Unreadable, match=said[:20]):
+        posted(endpoint(url))
+    assert len(script.asked) == 1
 
 
 def test_a_server_that_no_attempt_ever_reached_is_no_fault_of_an_episode() -> None:

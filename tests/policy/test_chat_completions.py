@@ -19,7 +19,7 @@ from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.eval.metrics import failure_class
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.calls import NOT_EXECUTED
-from harness1.policy.language_model import INSTRUCTION, ChatCompletionsPolicy
+from harness1.policy.language_model import FEW, INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy
 from harness1.records import DocId, Episode, Gold, Sampling, Status, StopReason, Task, ToolCall
@@ -91,10 +91,10 @@ def test_a_request_declares_the_tools_and_demands_a_call() -> None:
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
     assert [tool["function"]["name"] for tool in body["tools"]] == [spec.name for spec in make_env().toolbox.specs]
     names = ("model", "tool_choice", "temperature", "top_p", "max_tokens")
-    assert [body[name] for name in names] == ["gpt", "required", 0.0, 1.0, RESERVE]
+    assert [body[name] for name in names] == ["gpt", "required", 0.0, 1.0, FEW]
     assert body.keys() == {*names, "messages", "tools", "seed"}
     (made,) = decision.calls
-    assert made.sampling == Sampling(0.0, 1.0, 0, RESERVE, body["seed"])
+    assert made.sampling == Sampling(0.0, 1.0, 0, FEW, body["seed"])
     assert (made.finish_reason, made.call_id, made.output_ids) == ("tool_calls", "1.0", ())
     assert made.t_end >= made.t_start > 0
 
@@ -168,7 +168,8 @@ def test_reasoning_is_found_where_servers_put_it() -> None:
         ({"reasoning_content": " a ", "reasoning": "b", "content": "c"}, "a"),
         ({"reasoning_content": "", "reasoning": "b", "content": "c"}, "b"),
         ({"reasoning_content": None, "content": " c\n"}, "c"),
-        ({"reasoning": {"odd": 1}, "content": [{"type": "text", "text": "x"}]}, ""),
+        ({"reasoning": {"odd": 1}, "content": [{"type": "text", "text": "x"}, {"type": "image"}]}, "x"),
+        ({"reasoning": {"odd": 1}, "content": 3}, ""),
     ):
         assert decided(answer(search("poet"), **fields))[0].reasoning == reasoning
 
@@ -181,7 +182,7 @@ def test_reasoning_is_found_where_servers_put_it() -> None:
         (answer(content=NONSENSE), "there is no call"),
         (answer(("", "{}")), "there is no call"),
         (answer(("parallel", '{"tool_calls": []}')), "there is no call"),
-        ({"choices": [{"message": {"content": NONSENSE}, "finish_reason": "length"}]}, "the output was too long"),
+        ({"choices": [{"message": {"content": None}, "finish_reason": "length"}]}, "the output was too long"),
     ],
 )
 def test_a_faulty_answer_is_asked_again_with_a_note_and_without_itself(faulty: Answer, error: str) -> None:
@@ -376,6 +377,20 @@ def test_a_search_by_a_hosted_model_is_recorded(searched: Any, tmp_path: Path) -
     stage = (tmp_path / "run" / "stage.json").read_text()
     assert '"policy": "openai:gpt:20b@http' in stage
     assert "sk-secret" not in stage + (tmp_path / "run" / "episodes.jsonl").read_text()
+
+
+@pytest.mark.service
+def test_a_search_whose_model_never_calls_shows_what_it_wrote_and_fails(searched: Any, tmp_path: Path) -> None:
+    written = (f"No call {number}: \x1b[31m{NONSENSE}" for number in range(9))
+    served = lambda _: (200, json.dumps(answer(content=next(written))).encode())  # noqa: E731
+    ended, asked = searched(served)
+    assert (ended.code, len(asked)) == (1, 4)
+    assert "No document was found" not in ended.out
+    *_, before, last = ended.out.splitlines()
+    assert before == "The policy gave no valid action in 4 attempts: there is no call"
+    assert last == f"Its last output: No call 3: \\u001b[31m{NONSENSE}"
+    (episode,) = read_episodes(tmp_path / "run")
+    assert [made.text for made in calls_of(episode)] == [f"No call {at}: \x1b[31m{NONSENSE}" for at in range(4)]
 
 
 @pytest.mark.service

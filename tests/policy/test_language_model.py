@@ -149,6 +149,9 @@ def test_an_output_that_was_cut_says_so_and_there_is_no_retry_where_its_note_wou
     model = Cut(chat_format("hermes", "chatml"), NONSENSE, search("river"), NONSENSE)
     assert episode_of(model, format_retries=1).turns[0].action == search("river")
     assert "not valid: the output was too long and is cut." in model.chat.tokenizer.decode(model.prompts[1])
+    model = Cut(chat_format("hermes", "chatml"), NONSENSE, search("river"), NONSENSE)
+    episode_of(model, format_retries=1, max_tokens=50)
+    assert [each.max_tokens > 50 for each in model.samplings[:3]] == [False, True, False]
     model = sayer(NONSENSE)
     env = make_env(Env(generation_reserve=10), counter=model.chat)
     episode = run(rollout(env, LanguageModelPolicy(model, model.chat, 10, ChatPolicy()), TASK))

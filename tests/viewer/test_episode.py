@@ -147,6 +147,10 @@ def test_prompts_are_decoded_as_they_were_sent() -> None:
     assert bare["turns"][0]["context"]
     assert all(text is None for _, text, _, _ in bare["sent"])
     assert bare["turns"][0]["calls"][0]["output"] is None
+    made = msgspec.structs.replace(episode.turns[0].calls[0], output_ids=(), output_logprobs=(), text="No call.")
+    turns = (msgspec.structs.replace(episode.turns[0], calls=(made,)), *episode.turns[1:])
+    _, hosted = viewed(msgspec.structs.replace(episode, turns=turns))
+    assert hosted["turns"][0]["calls"][0]["output"] == "No call.", "what a chat server's model wrote"
 
 
 def test_a_record_of_another_environment_is_shown_without_its_contexts() -> None:
