@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -31,17 +32,20 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolUse(msgspec.Struct):
-    """A call of a tool on the wire."""
+    """A call of a tool on the wire; some servers and clients leave out its id, or give its arguments as an object."""
 
-    id: str
     function: _Function
+    id: str | None = None
 
-    def to_call(self) -> chat.Called:
-        return chat.Called(self.id, self.function.name, self.function.arguments)
+    def to_call(self, instead: str = "") -> chat.Called:
+        """Return the call, with another id if it has none."""
+        given = self.function.arguments
+        arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+        return chat.Called(self.id or instead, self.function.name, arguments or "{}")
 
 
 class _Part(msgspec.Struct):

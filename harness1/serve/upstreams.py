@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.config.settings import to_record
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.client import HttpFault
 from harness1.http.model_endpoint import ChatRoute, policy_endpoint
 from harness1.models.backend import LEAST, ROUNDING, Backend, Grammar
 from harness1.models.chat_format import ChatFormat, Ids
+from harness1.models.dialects import read_message, text_of
 from harness1.models.open import open_backend
 from harness1.models.spec import ModelSpec
 from harness1.records import Record, Sampling, ToolCall, json_safe_call
@@ -69,7 +69,7 @@ class TokenUpstream:
         self._name, self._model, self._chat = name, model, chat
         self._settings, self._reserve = config.policy, config.env.generation_reserve
         hashes = {"model": model.hash, "format": chat.hash}
-        policy = to_record(self._settings, "policy.")
+        policy = self._settings.to_hash()
         self.inputs: dict[str, Any] = {"upstream": name, **hashes, "policy": policy, "reserve": self._reserve}
         """What determines the answers, for the card of the record."""
 
@@ -136,10 +136,10 @@ would otherwise use the values recommended in the model's files."""
 
 
 class _Message(msgspec.Struct, omit_defaults=True):
-    content: str | None = None
+    content: Any = None
     tool_calls: list[ToolUse] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
 
 class _Logprob(msgspec.Struct):
@@ -186,7 +186,7 @@ class ChatUpstream:
         self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
         upstream = {"upstream": self._endpoint.url, "model": model}
-        policy = to_record(self._settings, "policy.")
+        policy = self._settings.to_hash()
         self.inputs: dict[str, Any] = {**upstream, "policy": policy, "reserve": self._reserve}
 
     async def models(self) -> Sequence[str]:
@@ -221,7 +221,9 @@ class ChatUpstream:
             untrainable = (
                 "a chat server's log probabilities may be raw: they count only at temperature 1, top_p 1 and top_k 0"
             )
-        return Asked(sampling=sampling, body=made, untrainable=untrainable)
+        return Asked(
+            sampling=sampling, tools=request.tools, one_call=request.one_call, body=made, untrainable=untrainable
+        )
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """Execute a call, as `TokenUpstream.answer`."""
@@ -232,7 +234,7 @@ class ChatUpstream:
             raise InfrastructureFault(f"{self._endpoint.url} returned {len(completion.choices)} answers instead of one")
         choice, usage = completion.choices[0], completion.usage or _Usage()
         message = choice.message
-        calls = tuple(call.to_call() for call in message.tool_calls or ())
+        thoughts, text, calls = _read(message, asked, call_id, choice.finish_reason == "length")
         prompt_ids, output_ids = tuple(completion.prompt_token_ids or ()), tuple(choice.token_ids or ())
         values = [each.logprob for each in (choice.logprobs.content if choice.logprobs else None) or ()]
         known = tuple(min(value, 0.0) for value in values if value is not None and LEAST < value <= ROUNDING)
@@ -247,8 +249,8 @@ class ChatUpstream:
         refused = f"the server refuses {', '.join(left_out)}" if left_out else None
         reply = ChatReply(
             call_id=call_id,
-            text=message.content or "",
-            reasoning=message.reasoning_content or message.reasoning or "",
+            text=text,
+            reasoning=thoughts,
             calls=calls,
             finish="tool_calls" if calls else "length" if choice.finish_reason == "length" else "stop",
             prompt_tokens=usage.prompt_tokens or len(prompt_ids),
@@ -264,6 +266,20 @@ class ChatUpstream:
             untrainable="; ".join(filter(None, (asked.untrainable, refused, missing))) or None,
             message=msgspec.to_builtins(message),
         )
+
+
+def _read(message: _Message, asked: Asked, call_id: str, cut: bool) -> tuple[str, str, tuple[Called, ...]]:
+    """Return thoughts, text and calls of a message; a server that finds no calls may have left them in the text."""
+    text, thoughts = text_of(message.content), (message.reasoning_content, message.reasoning)
+    thought = next((each for each in thoughts if isinstance(each, str) and each), "")
+    calls = tuple(call.to_call(f"call_{call_id}_{place}") for place, call in enumerate(message.tool_calls or ()))
+    if not calls and asked.tools and (reading := read_message(text, thought, asked.tools, cut)).calls:
+        thought, text = thought or reading.thought, reading.words
+        calls = tuple(
+            Called(f"call_{call_id}_{place}", call.name, json.dumps(json_safe_call(call).arguments, ensure_ascii=False))
+            for place, call in enumerate(reading.calls[:1] if asked.one_call else reading.calls)
+        )
+    return thought, text, calls
 
 
 Upstream = TokenUpstream | ChatUpstream

@@ -133,6 +133,41 @@ def test_agents_are_not_confused_by_call_ids_that_a_server_uses_again(tmp_path: 
     assert len({call.session_id for call in calls}) == 3, "which of the first two went on, nobody knows"
 
 
+CALLED = {"name": "look", "arguments": {"at": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": f"I look.\n<tool_call>{json.dumps(CALLED)}</tool_call>"}, "I look."),
+        ({"content": [{"type": "text", "text": "I look."}, {"type": "text", "text": json.dumps(CALLED)}]}, "I look."),
+        ({"content": None, "tool_calls": [{"function": {"name": "look", "arguments": {"at": "x"}}}]}, None),
+        ({"content": "I look.", "tool_calls": [{"id": "", "function": CALLED}]}, "I look."),
+        ({"content": "", "reasoning_content": f"So.<|tool_calls_section_begin|>{json.dumps(CALLED)}"}, None),
+    ],
+)
+def test_calls_are_read_in_whatever_shape_a_server_leaves_them(tmp_path: Path, message: Body, text: str | None) -> None:
+    server, given = Server(lambda _: completion(**message)), list[Body]()
+
+    async def scene(service: ProxyService) -> None:
+        answered = await ask(service, {**WORDS, "tools": [TOOL]})
+        given.append(json.loads(answered.body)["choices"][0])
+
+    (call,) = recorded(tmp_path, server.upstream, scene)
+    (choice,) = given
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", text)
+    (made,) = choice["message"]["tool_calls"]
+    assert made["id"] == f"call_{call.call_id}_0"
+    assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("look", {"at": "x"})
+    assert [(action.name, action.arguments) for action in call.actions] == [("look", {"at": "x"})]
+
+
+def test_without_tools_a_call_in_a_text_is_a_text(tmp_path: Path) -> None:
+    server = Server(lambda _: completion(content=json.dumps(CALLED)))
+    (call,) = recorded(tmp_path, server.upstream, lambda service: ask(service, WORDS))
+    assert call.actions == ()
+
+
 def strict(*unknown: str) -> Callable[[Body], Body]:
     """A hosted server, which refuses the first argument that it does not know."""
 
