@@ -19,6 +19,7 @@ from harness1.adapters.driven import Searches, StepReply, read_text
 from harness1.config import Config, Env
 from harness1.data.indexing import Files
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.models.dialects import fit_arguments
 from harness1.records import DocId, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tools.registry import Toolbox
@@ -58,10 +59,11 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
         if name == START:
             named, answer = await searches.start(arguments.get("question"))
             return _result(answer, named)
-        given = dict(arguments)
+        given = fit_arguments(arguments, parameters[name])
         named = name_of(given.pop(SEARCH, ""))
         return _result(await searches.act(named, ToolCall(name, given)), named)
 
+    parameters = {spec.name: spec.parameters for spec in Toolbox.of(env).specs}
     named = {"type": "string", "description": f"The name that {START} returned."}
     tools = [_tool(START, "Begin a search. Returns its name.", "question")]
     for spec in Toolbox.of(env).specs:

@@ -110,6 +110,22 @@ def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:
     assert "Missolonghi" in answers[2]
 
 
+def test_arguments_that_are_json_in_a_string_are_decoded_by_the_schema() -> None:
+    async def plays(served: Served) -> CallToolResult:
+        async with served.client() as client:
+            name = await begin(client)
+            await look(client, name, "Ada Byron")
+            given = {"add_ids": '["D3", "D1"]', "importance": '{"D3": "very_high"}', "remove_ids": "D1"}
+            await client.call_tool("curate", {"search": name, **given})
+            return await client.call_tool("end_search", {"search": name, "reasoning": "[1]"})
+
+    served = Served()
+    assert told(run(plays(served)))["curated"][0]["tag"] == "very_high"
+    (episode,) = served.kept
+    curated = curate(add_ids=["D3", "D1"], importance={"D3": "very_high"}, remove_ids=["D1"])
+    assert [turn.action for turn in episode.turns][1:] == [curated, ToolCall("end_search", {"reasoning": "[1]"})]
+
+
 Told = tuple[list[str], list[str]]
 """What a search said after each call, and what it delivered."""
 
