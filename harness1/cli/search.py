@@ -27,7 +27,7 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.parts import telling_argument
-from harness1.plain import counted, without_password
+from harness1.plain import counted, printable, without_password
 from harness1.policy.registry import needs_gold
 from harness1.records import Episode, Observation, Status, StopReason, ToolCall, UnitId
 from harness1.retrieval.files import check_index
@@ -65,18 +65,24 @@ def search(
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     failure = episode.turns[-1].parse_error if episode.turns else None
     if as_json:
-        print_json(as_result(env, episode, out, files) | {"parse_error": failure})
+        print_json(as_result(env, episode, out, files) | {"parse_error": failure, "last_output": last_words(episode)})
     else:
         show_result(env, episode, console, files)
-        if failure:
-            console.print(f"The policy gave no valid action: {failure}", style="red")
         if episode.stop_reason is StopReason.CONTEXT_OVERFLOW:
             console.print(f"The prompt is longer than the model's context: {episode.error}", style="red")
-        if episode.status is not Status.INFRA_ERROR and not env.state.memory.pool.entries:
+        asked = any(turn.action and env.toolbox.traits(turn.action.name).discovers for turn in episode.turns)
+        if asked and episode.status is not Status.INFRA_ERROR and not env.state.memory.pool.entries:
             console.print("No document was found: ask in words that the documents use.")
         console.print(f"recorded in {out}; to look at it: {program()} view {out}", soft_wrap=True)
+        if failure:
+            tried = counted(max(1, len(episode.turns[-1].calls)), "attempt")
+            console.print(f"The policy gave no valid action in {tried}: {failure}", style="red")
+            if last := last_words(episode):
+                _show_text(Text(f"Its last output: {last}", "red"), console)
     if episode.status is Status.INFRA_ERROR:
         raise InfrastructureFault(f"the episode is invalid: {episode.error}")
+    if episode.stop_reason is StopReason.FORMAT_LIMIT:
+        raise Exit(1)
 
 
 def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict[str, Any]:
@@ -103,6 +109,14 @@ def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict
         "error": episode.error,
     }
     return result | ({} if episode.reward is None else {"reward": episode.reward.total})
+
+
+def last_words(episode: Episode) -> str | None:
+    """Return the last output of a policy that held no action, shortened to a line, if that ended the episode and the
+    output is known as a text."""
+    turn = episode.turns[-1] if episode.turns and episode.turns[-1].parse_error else None
+    said = "" if turn is None else (turn.calls[-1].text if turn.calls else "") or turn.reasoning
+    return shorten(printable(said), ABOUT_CHARACTERS, placeholder=" ...") or None
 
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}

@@ -157,10 +157,12 @@ def test_a_greedy_run_is_replayed_too_and_one_without_tokens_is_not(harness1: Co
 def test_a_model_that_gives_no_action_is_said_to(harness1: Command) -> None:
     options = ("--set", "policy.constrained=false", "--set", "policy.format_retries=1")
     ended = harness1(*search("babble", "hf:model", *options))
-    assert ended.code == 0
-    shown = json.loads(harness1(*search("babble", "hf:model", *options, "--json")).out)
+    again = harness1(*search("babble", "hf:model", *options, "--json"))
+    assert (ended.code, again.code) == (1, 1)
+    shown = json.loads(again.out)
     assert shown["status"] == "policy_error"
-    assert f"The policy gave no valid action: {shown['parse_error']}\n" in ended.out
+    assert f"The policy gave no valid action in 2 attempts: {shown['parse_error']}\n" in ended.out
+    assert ended.out.splitlines()[-1].startswith("Its last output: ")
 
 
 def test_an_evaluation_counts_calls_and_rows_and_goes_on_with_what_is_missing(harness1: Command, home: Path) -> None:
