@@ -93,9 +93,13 @@ def remove(folder: Path) -> None:
 
 
 def keep_plain(folder: Path) -> None:
-    """Make an empty folder where an agent put something else in place of its own, such as a link to that of another."""
-    if folder.is_symlink() or not folder.is_dir():
+    """Open the folders above again, which an agent may have closed to its own user, and make an empty folder where it
+    put something else in place of its own, such as a link to that of another."""
+    for above, mode in ((folder.parent.parent, 0o711), (folder.parent, 0o700)):
         with suppress(OSError):
+            above.chmod(mode)
+    with suppress(OSError):
+        if folder.is_symlink() or not folder.is_dir():
             folder.unlink(missing_ok=True)
             folder.mkdir(0o700)
 
