@@ -28,7 +28,7 @@ NAMED_BY = {
     "data get": ("benchmark", "dataset"),
     "data import": ("benchmark",),
     "data copy": ("benchmark",),  # of secret ones alone
-    "models get": ("package",),
+    "models-get": ("package",),
 }
 """The inputs by which cards name what was fetched."""
 _HUB_CACHE = re.compile(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/")

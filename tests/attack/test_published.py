@@ -24,6 +24,7 @@ from harness1.data.origins import origins_of
 from harness1.episodes.single import open_run
 from harness1.errors import CorpusError, HarnessError, UsageError
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.models.fetch import BUNDLED
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.runs.files import write_json
 from harness1.tasks.make import write_tasks
@@ -119,6 +120,12 @@ def refusal(folder: Path, *, own: bool = False) -> str:
     except HarnessError as error:
         return str(error)
     return ""
+
+
+def test_a_fetched_model_is_of_known_origin(tmp_path: Path) -> None:
+    for model in BUNDLED:
+        model.stage.write(tmp_path / model.name, status="finished")
+        assert origins_of(tmp_path / model.name) == (model.package,)
 
 
 def test_no_chain_of_verbs_publishes_a_secret_benchmark(tmp_path: Path, attack: Attack) -> None:
