@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,11 +74,11 @@ def artifact(place: Path) -> str:
 
 
 def hash_input(named: str, *, follow_links: bool = False) -> str:
-    """Return the hash of every file that an input names, as `PATH`, `KIND:PATH`, `PATH:NAME` or `KIND:PATH@URL`; what
-    is not on this machine counts by its name. `follow_links`: also of the files behind links to folders elsewhere.
-    Raises UsageError: a file cannot be read."""
-    rest = named.partition(":")[2]
-    spelled = (named, rest, rest.partition("@http")[0], named.rpartition(":")[0])
+    """Return the hash of every file that an input names, as `PATH`, `KIND:PATH`, `PATH:NAME` or `KIND:PATH@URL`, where
+    `KIND` may be several, as in `silent:hf`; what is not on this machine counts by its name. `follow_links`: also of
+    the files behind links to folders elsewhere. Raises UsageError: a file cannot be read."""
+    ends = (named, *(named[found.end() :] for found in re.finditer(":(?!//)", named)))
+    spelled = (*(each for end in ends for each in (end, end.partition("@http")[0])), named.rpartition(":")[0])
     places = (at_home(each) for each in spelled if each and not named.startswith("world:"))
     place = next(filter(os.path.exists, places), None)
     if place is None:

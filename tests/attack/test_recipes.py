@@ -92,6 +92,14 @@ def test_every_change_of_an_input_is_seen_whatever_lies_beside_it(attack: Attack
     attack.report("changes of inputs", tried=tried)
 
 
+@pytest.mark.parametrize("spelled", ["hf:{}", "silent:hf:{}", "hf:{}@http://h/v1", "silent:hf:{}@http://h:1/v1"])
+def test_a_folder_is_seen_in_every_spelling_of_a_policy(tmp_path: Path, spelled: str) -> None:
+    put(tmp_path, "model/config.json", "")
+    before = hash_input(spelled.format(tmp_path / "model"))
+    put(tmp_path, "model/config.json", "x")
+    assert hash_input(spelled.format(tmp_path / "model")) != before
+
+
 BEHAVIOUR = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
 
 
