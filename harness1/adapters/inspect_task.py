@@ -18,7 +18,7 @@ from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import Samples, append
-from harness1.errors import InfrastructureFault, optional
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
@@ -70,11 +70,18 @@ class InspectModel:
 
 @solver
 def search_solver(index: str, config: Config, record: str = "", dataset: str = "", split: str = "test") -> Solver:
-    """Return the solver that plays an episode over an index; the sample's store and the run folder `record` keep it."""
+    """Return the solver that plays an episode over an index; the sample's store and the run folder `record` keep it.
+    Raises UsageError: `record` without the `dataset` that has the gold."""
+    if record and not dataset:
+        raise UsageError("`record` needs `dataset`")
     setup, samples = EpisodeSetup(config, index, "inspect"), Samples()
     golds = read_golds(dataset, split) if record else {}
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
+        if record and str(state.sample_id) not in golds:
+            raise UsageError(
+                f"{dataset} has no task {state.sample_id} with gold in {split}, so `record` cannot score it"
+            )
         name, reserve = str(get_model()), config.env.generation_reserve
         policy = ChatCompletionsPolicy(InspectModel(), name, reserve, config.policy, "inspect")
         env = setup.environment(setup.open_retriever(), policy)
