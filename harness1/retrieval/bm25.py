@@ -117,6 +117,7 @@ class PostingsWriter:
                 np.save(path, out)
             for run, run_starts in zip(self._runs, runs, strict=True):
                 append_run(ends, out, run_starts, np.load(run / f"{name}.npy"))
+                (run / f"{name}.npy").unlink()  # or the disk would hold all of them twice
         for run in self._runs:
             shutil.rmtree(run)
         return sum(self._lengths)

@@ -9,6 +9,7 @@ from bm25s.stopwords import STOPWORDS_EN
 
 from harness1.records import ChunkId
 from harness1.retrieval import bm25 as postings
+from harness1.retrieval import kernels
 from harness1.retrieval.bm25 import BM25, K1, NONE, B, Postings, PostingsWriter
 from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.files import Files
@@ -98,8 +99,12 @@ def test_texts_are_inverted_in_runs_as_in_one(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(postings, "RUN_WORDS", 50)
     saved: list[int] = []
     monkeypatch.setattr(np, "save", lambda path, values: saved.append(len(values)) or save(path, values))
+    append, left = kernels.append_run, list[int]()
+    count = lambda: len([*(tmp_path / "many").glob("run-*/c*.npy")])  # noqa: E731
+    monkeypatch.setattr(kernels, "append_run", lambda *given: left.append(count()) or append(*given))
     in_runs = build(tmp_path / "many", TEXTS)
     monkeypatch.undo()
+    assert left == [*range(len(left), 0, -1)], "each is removed before the next is appended"
     assert len(saved) > 20, "a run is written before the next is made"
     for query in QUERIES:
         assert in_runs.search(query, len(TEXTS)) == at_once.search(query, len(TEXTS))
