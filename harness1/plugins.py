@@ -16,6 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from itertools import chain
@@ -283,7 +284,12 @@ def _entries(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     from importlib.metadata import distributions  # takes as long to import as this package
 
     named: dict[str, list[EntryPoint]] = {}  # by the name of the package, of which the first on the path counts
+    seen = set[str]()
     for package in distributions():
+        name = _normalised(package)
+        if name in seen:
+            continue
+        seen.add(name)
         try:
             if "harness1." in (package.read_text("entry_points.txt") or ""):
                 named.setdefault(package.name, [*package.entry_points.select(group=f"harness1.{kind}")])
@@ -297,6 +303,12 @@ def _entries(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 def _warn(line: str) -> None:
     warnings.warn(printable(line), PluginWarning, stacklevel=3)
+
+
+def _normalised(package: Distribution) -> str:
+    with suppress(ValueError, TypeError, AttributeError, KeyError, OSError):  # broken, or without a name
+        return re.sub(r"[-_.]+", "-", package.name).lower()
+    return _metadata_of(package)
 
 
 def _metadata_of(package: Distribution) -> str:

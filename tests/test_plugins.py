@@ -256,6 +256,13 @@ def test_broken_metadata_of_one_package_harm_no_other(install: Install, tmp_path
         assert open_policy("dice:3").name == "dice 3 40"
 
 
+def test_an_older_copy_of_a_package_does_not_count(install: Install) -> None:
+    install("loud-pack", TOOLS, "loud", TOOL)
+    assert plugin_names("tools") == ("shout",)
+    install("Loud.pack", {})
+    assert plugin_names("tools") == ()
+
+
 def test_the_command_line_names_an_ignored_plugin_in_a_line(
     install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
