@@ -68,6 +68,13 @@ def test_all_output_goes_through_one_place(path: Path) -> None:
     assert [name for name in writers_in(path) if name not in allowed] == []
 
 
+def test_the_search_for_writers_finds_them(tmp_path: Path) -> None:
+    lines = "print(1)|from rich import print|Console()|sys.stdout.write('a')|Text.from_markup('a')|Progress()"
+    for line in f"{lines}|console.print('a', markup=True)".split("|"):
+        (tmp_path / "a.py").write_text(line)
+        assert writers_in(tmp_path / "a.py"), line
+
+
 @given(st.text(st.characters(), max_size=40))
 def test_whatever_acts_on_a_terminal_becomes_an_escape(text: str) -> None:
     shown = printable(text)
