@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_a_training_shows_its_looks_and_where_the_checkpoint_is(harness1: Comman
     assert "The checkpoint is in shown: harness1 eval DATASET --policy hf:shown" in ended.out
     assert [line["step"] for line in read_log(home / "shown") if "loss" in line] == [1, 2, 3, 4]
     assert list((home / "shown" / "tensorboard").iterdir())
+
+
+def test_a_training_is_logged_to_an_experiment_of_mlflow(
+    harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MagicMock()
+    monkeypatch.setattr("harness1.training.log.MlflowRun", run)
+    ended = harness1(*train("logged", "--mlflow", "students@sqlite:///store.db"))
+    assert ended.code == 0, ended.err
+    run.assert_called_once_with(Path("logged"), "students@sqlite:///store.db", resumed=False)
+    assert {call.args[1] for call in run().log.call_args_list} == {0, 1, 2, 3, 4}
+    run().finish.assert_called_once_with("FINISHED")
 
 
 def test_another_training_needs_force_and_force_begins_anew(harness1: Command, home: Path) -> None:
