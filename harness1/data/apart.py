@@ -192,15 +192,15 @@ def _read_rows(data: bytes) -> Iterator[bytes]:
     from pyarrow.parquet import ParquetFile
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others reserve more addresses than they use
-    path, columns, most = msgspec.msgpack.decode(data, type=tuple[str, list[str], int])
+    size, (path, columns, most) = 0, msgspec.msgpack.decode(data, type=tuple[str, list[str], int])
     try:
         with ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
             wanted = [name for name in file.schema_arrow.names if name in columns] if columns else None
             for batch in file.iter_batches(BATCH, columns=wanted, use_threads=False):
                 packed = _PACK.encode((batch.to_pylist(), ""))
-                most -= len(packed)
-                if most < 0:
-                    raise Unreadable("it inflates to too many bytes for its size")
+                size += len(packed)
+                if size > most:
+                    raise Unreadable(f"it inflates to more than {most:,} bytes")
                 yield packed
     except MemoryError:  # pyarrow's own is an ArrowException, too
         raise

@@ -42,6 +42,8 @@ WHOLE_BYTES = 2 << 30
 """Largest file that is read into memory whole; HotpotQA's is a quarter of it."""
 INFLATION, LEAST_INFLATED = 200, 64 << 20
 """How many times its own size a packed file may inflate to, and the bytes that any may; text shrinks by 3 to 20."""
+LEAST_PARQUET = 1 << 30
+"""The same of Parquet, which keeps what is repeated once."""
 
 
 def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
@@ -188,7 +190,7 @@ def _parquet_rows(path: Path, columns: Sequence[str], apart: ReadApart) -> Rows:
         import pyarrow  # noqa: F401
     number = 0
     try:
-        most = max(INFLATION * path.stat().st_size, LEAST_INFLATED)
+        most = max(INFLATION * path.stat().st_size, LEAST_PARQUET)
         for number, row in enumerate(chain.from_iterable(apart.rows(path, columns, most)), start=1):
             yield f"{path}: row {number}", row
     except (Unreadable, OSError) as error:
