@@ -106,6 +106,8 @@ def reward_of(evaluate: Evaluate, session: AgentSession) -> RewardRecord:
     InfrastructureFault is raised as it is, and leaves the session out of training."""
     given: Any = call_own("evaluate", evaluate, session)
     terms = given if isinstance(given, Mapping) else {"reward": given}
+    if wrong := [name for name in terms if not isinstance(name, str)]:
+        raise UsageError(f"the evaluation named a term {wrong[0]!r}: names of terms are texts")
     values = {name: number_of(name, value, session.task) for name, value in terms.items()}
     return RewardRecord(math.fsum(values.values()), {name: RewardTerm(value, 1.0) for name, value in values.items()})
 

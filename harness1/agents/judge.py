@@ -14,10 +14,12 @@ from typing import NamedTuple
 import msgspec
 
 from harness1.agents.evaluation import AgentSession, open_evaluation, reward_of
-from harness1.errors import HarnessError, InfrastructureFault
+from harness1.errors import HarnessError, InfrastructureFault, UsageError
+from harness1.plugins import failure
 from harness1.records import RewardRecord
 
-MOST_REPLY = 1 << 20
+MOST_REPLY, MOST_REASON = 1 << 20, 2000
+ENDING_S = 5.0  # that a process may take to end once it has closed its line
 REPLY = tuple[str, RewardRecord | None]
 
 
@@ -53,8 +55,12 @@ class Judge:
                 raise InfrastructureFault(f"it took more than {self._seconds:g} s")
             error, reward = msgspec.msgpack.decode(worker.line.recv_bytes(MOST_REPLY), type=REPLY)
         except (OSError, EOFError, msgspec.MsgspecError) as fault:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(0.0 if isinstance(fault, msgspec.MsgspecError) else ENDING_S)
+            code = worker.process.poll()  # its own, not that of being killed below
             self._end(worker)
-            raise InfrastructureFault(f"its process ended ({worker.process.returncode})") from fault
+            why = f"its reply cannot be read: {fault!r}" if code is None else f"its process ended ({code})"
+            raise InfrastructureFault(why) from fault
         except BaseException:
             self._end(worker)
             raise
@@ -104,9 +110,26 @@ def serve(descriptor: int) -> None:
     with Connection(descriptor) as line, suppress(EOFError):
         name = line.recv()
         while True:
-            session, error, reward = line.recv(), "", None
-            try:
-                reward = reward_of(open_evaluation(name), session)
-            except HarnessError as fault:
-                error = str(fault)
-            line.send_bytes(msgspec.msgpack.encode((error, reward)))
+            line.send_bytes(reply_to(name, line.recv()))
+
+
+def reply_to(name: str, session: AgentSession) -> bytes:
+    """Return the reward of a session, or why there is none, as it is sent."""
+    try:
+        return reward_to_send(name, session)
+    except HarnessError as fault:
+        reason = str(fault)[:MOST_REASON].encode(errors="replace").decode()
+        return msgspec.msgpack.encode((reason, None))
+
+
+def reward_to_send(name: str, session: AgentSession) -> bytes:
+    """Return the reward of a session as it is sent; raise HarnessError if there is none, or it cannot be sent."""
+    try:
+        sent = msgspec.msgpack.encode(("", reward_of(open_evaluation(name), session)))
+    except HarnessError:
+        raise
+    except Exception as error:  # names that cannot be sent, and errors that fail to say what they are
+        raise UsageError(failure(error)) from error
+    if len(sent) > MOST_REPLY:
+        raise UsageError(f"its terms take more than {MOST_REPLY} bytes")
+    return sent

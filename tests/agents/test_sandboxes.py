@@ -388,6 +388,12 @@ def leaves(session): sys.exit(3)
 def dies(session): os.abort()
 def waits(session): time.sleep(60)
 def nothing(session): return None
+def numbers(session): return {1: 1.0}
+def torn(session): return {"\\udc80": 1.0}
+def cries(session): raise RuntimeError("cry \\udc80")
+class Mute(Exception):
+    def __str__(self): raise ValueError("no words")
+def mute(session): raise Mute
 def many(session): return {str(number): 1.0 for number in range(10**6)}
 def prints(session): print("x" * 10**6); return 1.0
 def by_manner(session): return globals()[session.output](session) if session.output else 0.5
@@ -398,11 +404,12 @@ def test_a_judge_that_fails_fails_for_its_session_alone(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(JUDGES)
     judge, hasty = (Judge(f"{tmp_path}/judge.py:by_manner", seconds) for seconds in (60.0, 2.0))
     session = AgentSession(name="s", task=tasks_of("good")[0], folder=tmp_path)
-    wrong = {"fails": "no luck", "leaves": "ended", "dies": "ended", "nothing": "finite"}
+    wrong = {"fails": "no luck", "leaves": r"ended \(3\)", "dies": r"ended \(-6\)", "nothing": "finite"}
+    wrong |= {"numbers": "names", "torn": "surrogates", "cries": "cry [?]", "mute": "no words", "many": "1048576"}
     try:
         with pytest.raises(InfrastructureFault, match="more than 2 s"):
             hasty.rate(msgspec.structs.replace(session, output="waits"))
-        for name, reason in (wrong | {"many": "ended"}).items():
+        for name, reason in wrong.items():
             with pytest.raises(InfrastructureFault, match=reason):
                 judge.rate(msgspec.structs.replace(session, output=name))
             assert judge.rate(session).total == 0.5
