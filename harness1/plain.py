@@ -147,6 +147,10 @@ def _parts(address: str) -> _Parts | None:
     return _Parts(scheme + slashes, user, place, query, hash_sign + fragment)
 
 
+WITH_SERVER = re.compile(r"(.*)@(https?://.+)", re.I)
+"""What a server is asked for, and its address."""
+
+
 def public_address(address: str) -> str:
     """Return an address with `***` in place of user name and password, and of what follows `?`, which may be a key."""
     if (parts := _parts(address)) is None:

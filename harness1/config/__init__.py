@@ -1,6 +1,6 @@
 """The whole configuration as one frozen value, from TOML plus dotted overrides. Defaults are the published constants
 (Harness-1, arXiv 2606.02373; see `shipped/paper.toml`), except that documents are ranked by evidence (the mechanisms
-`rank` and `leads`, `env.auto_populate.by`, `env.read.by`)."""
+`rank` and `leads`, `env.auto_populate.by`, `env.read.by`), and that text from outside is marked (`marks`)."""
 
 from __future__ import annotations
 

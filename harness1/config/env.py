@@ -173,7 +173,7 @@ OPTIONAL = ("entity_handles", "lead_handles", "pruning")
 class Env(Settings):
     """Everything that decides what a policy can do and see. All of it enters `env_hash`. Defaults are the published
     constants (Harness-1, arXiv 2606.02373, the configuration `paper`), except that units are ranked by evidence, with
-    what rests on that. Sizes are in tokens unless a field says otherwise."""
+    what rests on that, and text from outside is marked (`marks`). Sizes are in tokens unless a field says otherwise."""
 
     max_turns: Positive = 40  # Most turns of an episode; after the last, the curated set is delivered as it stands.
     context_window: Annotated[int, Meta(ge=256)] = 32768  # Tokens of prompt and output together.

@@ -15,6 +15,7 @@ import msgspec
 from harness1.data.open import benchmark_and_path, is_generated
 from harness1.data.source import Source
 from harness1.errors import SchemaError, UsageError
+from harness1.plain import WITH_SERVER
 from harness1.runs.files import STAGE, read_record
 
 UNKNOWN = "unknown:"
@@ -76,12 +77,23 @@ def united(*each: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(chain.from_iterable(each))))
 
 
-def known_origins(*names: str) -> tuple[str, ...]:
-    """Return the known origins of indexes, and of policies with the name of a folder, such as `silent:hf:FOLDER`: what
-    else a model was trained on, nobody can tell."""
-    ends = ((name, *(name[found.end() :] for found in re.finditer(":", name))) for name in names)
-    folders = (Path(end.partition("@")[0]).expanduser() for end in chain.from_iterable(ends) if end)
-    return tuple(each for each in origins_of(*filter(Path.is_dir, folders)) if not each.startswith(UNKNOWN))
+def known_origins(*places: str | Path) -> tuple[str, ...]:
+    """Return the known origins of those places that are folders, such as of an index, or of what `KIND:FOLDER` names,
+    with or without the address of a server: what else a model was trained on, nobody can tell."""
+    folders = (found for place in places if (found := _folder(str(place))))
+    return tuple(each for each in origins_of(*folders) if not each.startswith(UNKNOWN))
+
+
+def _folder(name: str) -> Path | None:
+    ends = (name, *(name[found.end() :] for found in re.finditer(":", name)))
+    spelled = chain.from_iterable(
+        (end, served[1]) if (served := WITH_SERVER.fullmatch(end)) else (end,) for end in ends
+    )
+    for each in filter(None, spelled):
+        with suppress(OSError, RuntimeError, ValueError):  # a path that none can be
+            if (found := Path(each).expanduser()).is_dir():
+                return found
+    return None
 
 
 def _origins(place: str | Path, *, named: bool) -> set[str]:

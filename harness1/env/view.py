@@ -1,6 +1,7 @@
 """The view: what the pieces of a context show, as typed values. Scripted policies read nothing else. Every value
 appears in the text exactly as here, except `unit_id`, the id that a shown handle names, and the marks of entity
-handles: ` (E3)` after a name is in `entities` and not in the value."""
+handles: ` (E3)` after a name is in `entities` and not in the value. With the mechanism `marks`, lines of text from
+outside are indented, and titles escaped."""
 
 from __future__ import annotations
 

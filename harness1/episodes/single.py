@@ -18,6 +18,7 @@ from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.episodes.rollout import OnStep, episode_id, rollout
 from harness1.errors import MALFORMED, SchemaError
+from harness1.models.origins import policy_origins
 from harness1.plain import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
@@ -128,7 +129,7 @@ def open_run(
     inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
     stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)
     asked, held = origins_of(dataset) if dataset else QUESTIONS, origins_of(out) if read_stage(out) else ()
-    stage = msgspec.structs.replace(stage, origins=united(asked, known_origins(policy, index), held))
+    stage = msgspec.structs.replace(stage, origins=united(asked, policy_origins(policy), known_origins(index), held))
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))

@@ -20,6 +20,7 @@ from harness1.eval.metrics import fault_count, summarise
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
 from harness1.eval.statistics import RESAMPLES
+from harness1.models.origins import policy_origins
 from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
@@ -111,7 +112,7 @@ class Evaluation:
         chat |= {"tokenizer": self.student} if self.student else {}
         card = runs.run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
         told = {"source": from_anywhere(self.dataset)} | ({"share": self.share} if self.share else {})
-        origins = united(origins_of(self.dataset), known_origins(self.policy, self.index))
+        origins = united(origins_of(self.dataset), policy_origins(self.policy), known_origins(self.index))
         return msgspec.structs.replace(card, outputs={**card.outputs, **told}, origins=origins)
 
     def facts(self, stage: files.Stage) -> dict[str, Any]:

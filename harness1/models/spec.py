@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from harness1.errors import UsageError
 from harness1.model_folder import ADAPTER_CONFIG
-from harness1.plain import public_address
+from harness1.plain import WITH_SERVER, public_address
 
 SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
 """Each kind of model, with True if it needs the address of a server; None: it may have one."""
 NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
 CONFIG = "config.toml"
-_SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
 _PASSWORD = re.compile(r"https?://[^/]*@", re.I)
 
 
@@ -38,7 +37,7 @@ class ModelSpec(NamedTuple):
             raise UsageError("the name of a policy is recorded: give machine.model.key, and no password in the address")
         if "@" in rest and re.search(r"https?://[^?#]*[?#]", rest, re.I):
             raise UsageError("the address of a model's server has no ? or #: give a key as machine.model.key")
-        served = _SERVED.fullmatch(rest)
+        served = WITH_SERVER.fullmatch(rest)
         model, url = served.groups() if served else (rest, None)
         if kind not in SERVED or not model or SERVED[kind] not in (None, bool(url)):
             raise UsageError(f"{public_address(spec)!r} names no model: write one of {', '.join(NAMES)}")

@@ -280,7 +280,7 @@ def total_of(terms: Mapping[str, RewardTerm], override: str | None, settings: Re
     if override is not None:
         return {"format_failure": FORMAT_FAILURE, "empty": settings.empty}.get(override, math.nan)
     total = contributions(terms.values())
-    return total if settings.recipe == SUM else max(settings.floor, total)
+    return total if settings.recipe == SUM or math.isnan(total) else max(settings.floor, total)
 
 
 def contributions(terms: Iterable[RewardTerm]) -> float:

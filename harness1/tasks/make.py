@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from harness1.config import Config
 from harness1.data import beir
 from harness1.data.leaks import KnownQueries
-from harness1.data.origins import origins_of_source
+from harness1.data.origins import origins_of_source, united
 from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.memory import sentences
 from harness1.memory.question import head, normalise_name
+from harness1.models.origins import policy_origins
 from harness1.plain import digest
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -267,7 +268,8 @@ def write_tasks(
         raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}
     inputs["writer"] = TEMPLATE if writer is None else writer.name
-    stage = Stage(VERB, inputs, origins=origins_of_source(source))
+    wrote = policy_origins(writer.name) if writer is not None else ()
+    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), wrote))
     if not force:
         refuse_other(stage, out, "set of tasks")
         if stage.is_done(out) and (done := read_stage(out)):

@@ -13,11 +13,12 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.open import open_source
-from harness1.data.origins import known_origins, origins_of_source, united
+from harness1.data.origins import origins_of_source, united
 from harness1.data.source import Source
 from harness1.errors import optional
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
+from harness1.models.origins import policy_origins
 from harness1.models.tokenizer import CONTROL, open_tokenizer, save_tokenizer
 from harness1.records import Record
 from harness1.rows.calls import calls_of, prompt_ids
@@ -62,7 +63,7 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
     source = open_source(work.dataset)
     inputs = {"source": source.fingerprint, "teacher": work.teacher, "seed": work.seed}
     inputs |= {"shape": msgspec.to_builtins(work.shape), "env": work.config.env.plain()}
-    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), known_origins(work.teacher)))
+    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), policy_origins(work.teacher)))
     if not force:
         refuse_other(stage, work.out, "model")
         if stage.is_done(work.out) and (found := read_stage(work.out)) is not None:

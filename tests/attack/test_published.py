@@ -20,14 +20,18 @@ from harness1.data.benchmarks import BENCHMARKS
 from harness1.data.datasets import copy_dataset, import_benchmark
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
-from harness1.data.origins import origins_of
+from harness1.data.origins import known_origins, origins_of
 from harness1.episodes.single import open_run
 from harness1.errors import CorpusError, HarnessError, UsageError
+from harness1.http.model_endpoint import Completion, Messages
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.fetch import BUNDLED
+from harness1.models.origins import policy_origins
+from harness1.models.spec import policy_folder
 from harness1.records import Episode, Hashes, Status, StopReason, Task
-from harness1.runs.files import write_json
+from harness1.runs.files import read_json, write_json
 from harness1.tasks.make import write_tasks
+from harness1.tasks.questions import QuestionWriter
 from tests.attack.attack import Attack
 from tests.data.benchmarks import official
 
@@ -195,6 +199,47 @@ def test_no_hostile_card_sends_a_dataset_or_ends_in_a_traceback(tmp_path: Path, 
     (folder / "stage.json").unlink()
     (folder / "card.json").write_text(card.replace("HERE", str(folder)))
     assert refusal(folder) or "world:60" in card
+
+
+@pytest.mark.parametrize(
+    ("policy", "origins"),
+    [
+        ("hf:a@b/student", ("world-60-0",)),
+        ("vllm:a@b/student", ("world-60-0",)),
+        ("replay:a@b/student", ("world-60-0",)),
+        ("vllm:a@b/student@http://h/v1", ()),
+        ("added:a@b/student@http://h/v1", ("world-60-0",)),
+        ("openai:student@http://h/v1", ()),
+        (f"openai:{'a' * 300}@http://h/v1", ()),
+        (f"added:{'a' * 300}", ()),
+        ("verifiers:~nobody-of-this-name/model", ()),
+        ("added:a\0b", ()),
+        ("quick", tuple(read_json(policy_folder("quick") / CHECKPOINT)["origins"])),
+    ],
+)
+def test_the_known_origins_of_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, origins: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a@b").mkdir()
+    for place in ("student", "quick", "a@b/student"):
+        copied(Path("world:60"), tmp_path / place)
+    assert policy_origins(policy) == origins
+    assert known_origins("a@b/student", "milvus:a.db") == ("world-60-0",)
+
+
+class Mute:
+    async def complete(self, messages: Messages) -> Completion:
+        return Completion("")
+
+
+def test_tasks_name_the_origins_of_their_writer(tmp_path: Path) -> None:
+    source = open_source(str(copied(Path("world:60"), tmp_path / "data")))
+    student, index = copied(Path("stdlib"), tmp_path / "student"), str(tmp_path / "index")
+    ensure_index(source, tmp_path / "index", Config())
+    writer = QuestionWriter(f"hf:{student}", Mute())
+    write_tasks(source, index, tmp_path / "out", Config(), count=2, seed=0, writer=writer)
+    assert origins_of(tmp_path / "out") == ("stdlib", "world-60-0")
 
 
 def test_special_files_in_place_of_cards_and_texts_block_nothing(tmp_path: Path) -> None:

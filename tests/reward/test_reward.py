@@ -6,6 +6,7 @@ clean set as well: solved is F_1 of at least one half, and unsolved to deliver n
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from msgspec import structs
 
 from harness1.config import Config, Env, Reward, load_config
 from harness1.errors import ConfigError, UsageError
-from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, RewardRecord, StopReason
+from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, RewardRecord, RewardTerm, StopReason
 from harness1.reward import (
     BEYOND_CAP,
     COMPONENTS,
@@ -27,6 +28,7 @@ from harness1.reward import (
     composite,
     contributions,
     score,
+    total_of,
 )
 from harness1.reward.measures import Outcome, f_beta
 from tests.support import ended_episode
@@ -128,6 +130,11 @@ def rewarded(episode: Episode, config: Config = SHAPELESS) -> RewardRecord:
 def test_what_episodes_earn_bare(curated: str, pool: str, stop: StopReason, total: float, override: str | None) -> None:
     found = rewarded(finished(stop, curated, pool))
     assert (found.total, found.override) == (pytest.approx(total), override)
+
+
+def test_terms_without_a_sum_have_no_total() -> None:
+    terms = {name: RewardTerm(sign * 1e308, 1e10) for name, sign in (("more", 1.0), ("less", -1.0))}
+    assert isnan(total_of(terms, None, SHAPELESS.reward))
 
 
 def test_running_out_is_scored_like_stopping_and_a_fault_never() -> None:
