@@ -115,13 +115,18 @@ def variables_of(inherited: Mapping[str, str], tree: Path, address: str, key: st
 
 
 def needed_paths(command: Sequence[str], variables: Mapping[str, str]) -> set[str]:
-    """Return the files and folders that a command names, itself or by the variables it gets, and those beside them
-    that belong to it: what is in `bin` needs the folder above."""
-    texts = [*command, *variables.values(), shutil.which(command[0], path=variables.get("PATH")) or ""]
+    """Return the files and folders that a command names, itself or by the variables it gets, and those beside its
+    programs that belong to them: a program in `bin` needs the folder above, an entry of PATH does not."""
+    environment = f"{variables['VIRTUAL_ENV']}/bin/python" if variables.get("VIRTUAL_ENV") else ""
+    programs = places_in([*command, shutil.which(command[0], path=variables.get("PATH")) or "", environment])
+    above = {each.parent.parent for each in programs if each.is_file() and each.parent.name in ("bin", "sbin")}
+    return {str(path) for path in programs | above | places_in(variables.values())}
+
+
+def places_in(texts: Iterable[str]) -> set[Path]:
+    """Return the files and folders that texts name, and what they lead to."""
     named = {Path(path) for text in texts for path in PATHS.findall(text)}
-    found = {each for path in named if path.exists() for each in (path, path.resolve())}
-    folders = {path if path.is_dir() else path.parent for path in found}
-    return {str(path) for path in found | {each.parent for each in folders if each.name in ("bin", "sbin")}}
+    return {each for path in named if path.exists() for each in (path, path.resolve())}
 
 
 def closed_paths(out: Path, datasets: Iterable[str], evaluation: str, home: Path, needed: Iterable[str]) -> set[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from harness1.agents.sandbox import closed_paths, needed_paths
 
 CLOSED = """
 import os
@@ -23,3 +26,18 @@ assert not within.exists()
 
 def test_an_agent_that_closes_the_folders_above_its_own_ends_no_training() -> None:
     subprocess.run([sys.executable, "-c", CLOSED], check=True)
+
+
+def test_an_entry_of_path_opens_no_folder_above_it(tmp_path: Path) -> None:
+    tools, own = tmp_path / ".cargo" / "bin", tmp_path / ".local" / "bin" / "agent"
+    for folder in (tools, own.parent):
+        folder.mkdir(parents=True)
+    own.touch(0o755)
+    variables = {"PATH": f"{tools}:{own.parent}:/usr/bin"}
+    needed = needed_paths(["sh", "-c", "true"], variables)
+    assert {str(tools), str(own.parent)} <= needed
+    assert not {str(tools.parent), str(own.parent.parent)} & needed
+    needed = needed_paths(["agent"], variables)
+    assert str(own.parent.parent) in needed
+    closed = closed_paths(tmp_path / "out", [], "judge:f1", tmp_path, needed)
+    assert closed == {str(tools.parent), str(tmp_path / "out")}
