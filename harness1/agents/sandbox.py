@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from harness1.agents.keeper import Order
@@ -28,6 +29,7 @@ OF_MODELS = re.compile(r"(OPENAI|ANTHROPIC|CLAUDE_CODE|CODEX|AZURE_OPENAI)_.*|(N
 """Variables by which clients find their model: an agent gets those of its session alone."""
 LOOPBACK = "127.0.0.1,localhost"
 PATHS = re.compile(r"/[^\s:;='\"|&<>()]+")
+DRAWS = count(secrets.randbelow(1 << 31))  # one for each session: none is the user of another that is still at work
 SPARED_USERS = 4096  # at the end of the users that this process may become, where `nobody` is
 
 
@@ -90,9 +92,9 @@ def free_user() -> int:
         lines = Path("/proc/self/uid_map").read_text().splitlines()
     except OSError:
         lines = ["0 0 65536"]
-    first, _, count = map(int, lines[-1].split())
-    top = min(first + count, 1 << 31) - SPARED_USERS
-    return max(first + 1, top - 1 - secrets.randbelow(max(top // 4, 1)))
+    first, _, size = map(int, lines[-1].split())
+    top = min(first + size, 1 << 31) - SPARED_USERS
+    return max(first + 1, top - 1 - next(DRAWS) % max(top // 4, 1))
 
 
 def inherit(variables: Mapping[str, str], named: Iterable[str] = ()) -> dict[str, str]:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness1.agents.sandbox import closed_paths, needed_paths
+import pytest
+
+from harness1.agents.sandbox import closed_paths, free_user, needed_paths
 
 CLOSED = """
 import os
@@ -41,3 +43,8 @@ def test_an_entry_of_path_opens_no_folder_above_it(tmp_path: Path) -> None:
     assert str(own.parent.parent) in needed
     closed = closed_paths(tmp_path / "out", [], "judge:f1", tmp_path, needed)
     assert closed == {str(tools.parent), str(tmp_path / "out")}
+
+
+def test_no_two_sessions_are_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbelow", lambda _: 0)
+    assert len({free_user() for _ in range(100)}) == 100
