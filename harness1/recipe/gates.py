@@ -97,7 +97,19 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
     where it leads. Those that stay within are entered once, those that leave only if asked, but for a dataset's gold.
     """
     root, sums, folders, entered = os.path.realpath(place), dict[str, str](), [""], {_identity(place.stat())}
-    while folders:
+    links = set[str]()
+    while folders or links:  # real folders first, so that it is the same in whatever order they were made
+        if not folders:
+            links.remove(name := min(links))
+            end = os.path.realpath(path := place / name)
+            is_within = Path(end).is_relative_to(root)
+            identity = _identity(path.stat())
+            if identity in entered or not (follow_links or path.name == QRELS or is_within):
+                shown = name if utf8_safe(name) == name else f"{name!r}/"
+                sums[shown] = utf8_safe(os.path.relpath(end, root) if is_within else end)
+                continue
+            entered.add(identity)
+            folders.append(name)
         folder = folders.pop()
         for entry in os.scandir(place / folder):
             path, name = place / folder / entry.name, f"{folder}/{entry.name}".removeprefix("/")
@@ -105,14 +117,10 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
             if not path.is_dir():
                 sums[shown] = file_digest(path) if status_of(path) else ""
                 continue
-            identity = _identity(entry.stat())
             if entry.is_symlink():
-                end = os.path.realpath(path)
-                enters = follow_links or entry.name == QRELS or Path(end).is_relative_to(root)
-                if identity in entered or not enters:
-                    sums[shown] = utf8_safe(end)
-                    continue
-            entered.add(identity)
+                links.add(name)
+                continue
+            entered.add(_identity(entry.stat()))
             folders.append(name)
     return sums
 

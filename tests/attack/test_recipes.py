@@ -8,6 +8,8 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,19 @@ def test_a_folder_is_seen_in_every_spelling_of_a_policy(tmp_path: Path, spelled:
     before = hash_input(spelled.format(tmp_path / "model"))
     put(tmp_path, "model/config.json", "x")
     assert hash_input(spelled.format(tmp_path / "model")) != before
+
+
+def test_equal_folders_have_one_hash_in_whatever_order_they_were_made(tmp_path: Path) -> None:
+    makes = [lambda place: put(place, "a/f", ""), *(partial(link, name=name) for name in ("b", "0", "z"))]
+    for at, order in enumerate(permutations(makes)):
+        (tmp_path / str(at)).mkdir()
+        for make in order:
+            make(tmp_path / str(at))
+    assert len({hash_input(str(each)) for each in tmp_path.iterdir()}) == 1
+
+
+def link(place: Path, name: str) -> None:
+    (place / name).symlink_to("a")
 
 
 BEHAVIOUR = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
