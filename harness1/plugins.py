@@ -108,7 +108,9 @@ def open_added(kind: str, name: str, opener: Callable[..., Any], *given: Any) ->
         return opener(*given)
     except HarnessError:
         raise
-    except (Exception, SystemExit) as error:  # code of others may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # code of others may raise anything
         raise UsageError(f"{_place(kind, _entries(kind)[name][0])} failed: {failure(error)}") from error
 
 
@@ -151,9 +153,11 @@ def load_own(name: str) -> Any:
         return _of_session(name)
     path = Path(found["place"]).expanduser().resolve()
     module, _ = _of_file(path)
-    if not hasattr(module, found["name"]):
+    missing = object()
+    thing = _import(partial(getattr, module, found["name"], missing), str(path))
+    if thing is missing:
         raise UsageError(f"{path} has no {found['name']!r}{meant(found['name'], [*vars(module)])}")
-    return getattr(module, found["name"])
+    return thing
 
 
 def own_name(thing: Any) -> str:
@@ -182,7 +186,16 @@ def name_here(thing: Any) -> str:
 def failure(error: BaseException) -> str:
     """Return what went wrong in code of one's own in one line, with the place."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} ({frames[-1].filename}:{frames[-1].lineno})"
+    return f"{_said(error)} ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - its text is of others, too
+        return type(error).__name__
 
 
 def is_of_session(name: str) -> bool:
@@ -324,8 +337,10 @@ def _refuse_several(kind: str, name: str, owners: Iterable[str]) -> None:
 def _import(load: Callable[[], Any], place: str) -> Any:
     try:
         return load()
-    except (Exception, SystemExit) as error:  # a module of others may raise anything, or end the process
-        raise UsageError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module of others may raise anything, or end the process
+        raise UsageError(f"{place} cannot be imported: {_said(error)}") from error
 
 
 def _place(kind: str, entry: EntryPoint) -> str:

@@ -224,7 +224,9 @@ def test_a_plugin_with_a_built_in_name_is_ignored_with_a_warning_and_refused_whe
         load_plugin("tools", "curate", NAMES)
 
 
-@pytest.mark.parametrize("way", ["raise ValueError('odd')", "raise SystemExit(0)", "return 1 / 0"])
+@pytest.mark.parametrize(
+    "way", ["raise ValueError('odd')", "raise SystemExit(0)", "return 1 / 0", "raise GeneratorExit"]
+)
 def test_a_plugin_that_cannot_open_is_one_line(install: Install, tmp_path: Path, way: str) -> None:
     kinds = {kind: {"odd": "loud:opens"} for kind in ("policies", "retrievers", "engines")}
     install("loud-pack", kinds, "loud", f"def opens(*given):\n    {way}")
@@ -286,6 +288,10 @@ def test_a_name_of_two_packages_is_refused_with_both(install: Install) -> None:
         ("import nothing_of_the_kind", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("raise KeyError('odd')", "KeyError: 'odd'"),
         ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("class Odd(BaseException): ...\nraise Odd(1)", "Odd: 1"),
+        ("import asyncio; raise asyncio.CancelledError", "CancelledError: "),
+        ("raise BaseExceptionGroup('a', [GeneratorExit()])", "BaseExceptionGroup: a"),
+        ("class Odd(Exception):\n    def __str__(self): raise self\nraise Odd", "Odd$"),
         ("shut = 1", "AttributeError: .*'shout'"),
     ],
 )
@@ -296,6 +302,12 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_package(install: Ins
         UsageError, match=rf"the tool 'shout' of loud-pack 1.0 \(loud:shout\) cannot be imported: {why}"
     ):
         load_config(None, ['env.plugins=["shout"]'])
+
+
+def test_own_code_whose_names_cannot_be_looked_up_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("def __getattr__(name): raise GeneratorExit(name)")
+    with pytest.raises(UsageError, match=r"GeneratorExit: shout$"):
+        plugins.load_own(f"{tmp_path}/odd.py:shout")
 
 
 def test_a_plugin_that_is_not_what_its_kind_demands_is_refused(install: Install) -> None:
