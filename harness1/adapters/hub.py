@@ -235,8 +235,7 @@ def _refuse_origins(folder: Path, own: bool) -> None:
     origins = origins_of(*places)
     for origin in origins:
         # A folder without a card may say what it is by its name, and so may the hub's copy of a benchmark.
-        name = origin.removeprefix(UNKNOWN).rpartition("/")[2].casefold().replace("-", "_")
-        if secret := next((each for each in SECRET if name.startswith(each)), ""):
+        if secret := next((each for each in SECRET if _letters(each) in _letters(origin)), ""):
             raise UsageError(f"{folder} comes from {secret}, whose questions and answers must not be published")
     if not own and (unknown := [each.removeprefix(UNKNOWN) for each in origins if each.startswith(UNKNOWN)]):
         raise UsageError(
@@ -244,6 +243,10 @@ def _refuse_origins(folder: Path, own: bool) -> None:
             " Make it again by this version from what has a card, with --force if it is there, or give --own-questions"
             " if all of it is yours to publish"
         )
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
 
 
 def _refuse_asked(folder: Path, own: bool) -> None:

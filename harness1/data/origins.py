@@ -3,6 +3,7 @@ card those of what it reads, so that `harness1 push` knows what may be published
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -103,27 +104,34 @@ def _origins(place: str | Path, *, named: bool) -> set[str]:
     # The name of a folder may be that of a dataset.
     benchmark, rest = benchmark_and_path(place) if isinstance(place, str) else ("", place)
     path = Path(rest).resolve()
-    found, told, claimed = {benchmark} - {""}, bool(benchmark), set[str]()
+    found, told, claimed, damaged = {benchmark} - {""}, bool(benchmark), set[str](), False
     if hub := _HUB_CACHE.search(f"{path}/"):
         found, told = found | {"/".join(hub.groups())}, True
     for folder in (path, *path.parents):
         is_its = folder == path or (folder == path.parent and path.is_file())
         for name, card in _cards(folder):
+            if card is None:
+                damaged |= is_its
+                continue
             found |= card.told
             told |= bool(card.told) and (is_its or card.verb == "data get")
             if named and is_its:  # cards of earlier versions say no more; at a path, something else may lie by now
                 claimed |= {origin for each in card.datasets for origin in _claimed(each)}
                 told |= name in (STAGE, DATA_CARD) and bool(card.datasets) and all(map(_is_name, card.datasets))
-    if told:
+    if told and not damaged:
         return found | {each for each in claimed if not each.startswith(UNKNOWN)}
     return found | claimed | {f"{UNKNOWN}{path.name}"}
 
 
-def _cards(folder: Path) -> Iterator[tuple[str, _Card]]:
+def _cards(folder: Path) -> Iterator[tuple[str, _Card | None]]:
+    """Yield the cards of a folder by name, None for one that cannot be read."""
     for name in CARDS:
-        with suppress(OSError, SchemaError, UsageError):  # a damaged card tells nothing
+        try:
             if card := read_record(folder / name, _Card, "a card"):
                 yield name, card
+        except (OSError, SchemaError, UsageError):
+            if os.path.lexists(folder / name):
+                yield name, None
 
 
 def _is_name(dataset: str) -> bool:

@@ -132,6 +132,27 @@ def test_a_fetched_model_is_of_known_origin(tmp_path: Path) -> None:
         assert origins_of(tmp_path / model.name) == (model.package,)
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("browsecomp_plus:/data/x", " browsecomp_plus", "Tevatron/browsecomp-plus/"),
+        *("Org/my-browsecomp_plus", "Org/BrowseCompPlus"),
+    ],
+)
+def test_no_spelling_of_an_origin_publishes_a_secret_benchmark(tmp_path: Path, origin: str) -> None:
+    copy_dataset("world:60", tmp_path / "mine")
+    card = json.loads((tmp_path / "mine/stage.json").read_text())
+    (tmp_path / "mine/stage.json").write_text(json.dumps(card | {"origins": [origin]}))
+    assert SECRET_WORDS in refusal(tmp_path / "mine", own=True)
+
+
+def test_a_folder_with_a_damaged_card_is_of_unknown_origin(tmp_path: Path) -> None:
+    copy_dataset("world:60", tmp_path / "mine")
+    assert not refusal(tmp_path / "mine")
+    (tmp_path / "mine/card.json").write_text("{")
+    assert origins_of(tmp_path / "mine") == ("unknown:mine", "world-60-0")
+
+
 def test_no_chain_of_verbs_publishes_a_secret_benchmark(tmp_path: Path, attack: Attack) -> None:
     rng, counts = attack.random("chains"), {"chains": 0, "secret": 0, "unknown": 0, "open": 0}
     official.BROWSECOMP_PLUS.make(tmp_path / "official")
