@@ -187,7 +187,6 @@ PLANTS: list[tuple[str, str, Plant]] = [
     ("index", "damaged", flip_byte),
     ("teacher", "faults", lambda folder: card(folder, "gates", failures={"infra_error": 1})),
     ("teacher", "terms", lambda folder: add_to_reward(folder, 0.01)),
-    ("teacher", "terms", lambda folder: add_to_reward(folder, float("nan"))),
     ("teacher", "valid", drop_actions),
     ("teacher", "recall", LOW_RECALL),
     ("rows", "rows", lambda folder: (folder / TRAIN).write_bytes(b"")),
