@@ -89,6 +89,7 @@ def say_ignored_plugins() -> Iterator[None]:
             return say(str(message))
 
         warnings.showwarning = show
+        warnings.simplefilter("default", PluginWarning)  # whatever libraries filter
         yield
 
 
