@@ -16,6 +16,7 @@ from harness1.config import Config, load_config
 from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
 from harness1.env.environment import env_hash
+from harness1.episodes import jobs
 from harness1.errors import ConfigError, MissingExtra, PluginWarning, UsageError, optional
 from harness1.models.formats import FORMATS, open_format
 from harness1.plugins import installed_plugins, load_plugin, plugin_names
@@ -92,6 +93,12 @@ REST = {
 }
 
 
+def forget() -> None:
+    """Have this process look for packages, tools and policies anew."""
+    for cached in (plugins._entries, Toolbox.of, jobs._policy):
+        cached.cache_clear()
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """A function that installs a package by its metadata and the text of one module; forgotten after the test."""
@@ -110,12 +117,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         if module:
             (place / f"{module}.py").write_text(text)
         monkeypatch.syspath_prepend(str(place))
-        plugins._entries.cache_clear()
-        Toolbox.of.cache_clear()
+        forget()
 
     yield installs
-    plugins._entries.cache_clear()
-    Toolbox.of.cache_clear()
+    forget()
     for name in set(sys.modules) - before:
         if name in ("loud", "terms", "others", "broken"):
             del sys.modules[name]

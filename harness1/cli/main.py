@@ -89,7 +89,6 @@ def say_ignored_plugins() -> Iterator[None]:
             return say(str(message))
 
         warnings.showwarning = show
-        warnings.simplefilter("default", PluginWarning)  # whatever libraries filter
         yield
 
 
