@@ -17,7 +17,7 @@ from harness1.errors import UsageError
 from harness1.runs.journal import read_episodes
 from tests.adapters.peers import chat_server, harness1, scratch_index
 
-pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
+inspect_ai = pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
 
 TASK = "harness1/search"
 
@@ -78,17 +78,14 @@ def test_recorded_episodes_replay_to_the_hash_and_have_the_scores(tmp_path: Path
 
 
 def test_a_record_needs_the_dataset_of_its_samples(index: Path, tmp_path: Path) -> None:
-    from inspect_ai import Task, eval  # noqa: A004
-    from inspect_ai.dataset import Sample
-
     from harness1.adapters.inspect_task import search_solver
 
     with pytest.raises(UsageError, match="`record` needs `dataset`"):
         search_solver(str(index), load_config(None, []), record="run")
     solver = search_solver(str(index), load_config(None, []), record=str(tmp_path / "run"), dataset="world:120")
-    task = Task([Sample(input="who?", id="alien")], solver=solver)
+    task = inspect_ai.Task([inspect_ai.dataset.Sample(input="who?", id="alien")], solver=solver)
     options: dict[str, Any] = {"log_dir": str(tmp_path), "display": "none", "fail_on_error": False}
-    (log,) = eval(task, model="mockllm/model", **options)
+    (log,) = inspect_ai.eval(task, model="mockllm/model", **options)
     assert "world:120 has no task alien with gold in test" in log.samples[0].error.message
 
 
