@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -149,6 +149,21 @@ def _parts(address: str) -> _Parts | None:
 
 WITH_SERVER = re.compile(r"(.*)@(https?://.+)", re.I)
 """What a server is asked for, and its address."""
+
+
+def at_home(named: str) -> Path:
+    """Return a path, which may begin with `~` or `~USER`."""
+    try:
+        return Path(named).expanduser()
+    except (RuntimeError, ValueError):  # there is no such user
+        return Path(named)
+
+
+def paths_in(name: str) -> Iterator[Path]:
+    """Yield the paths that `PATH` or `KIND:PATH`, of one kind or several, may mean, with and without `@URL`."""
+    for end in (name, *(name[colon.end() :] for colon in re.finditer(":(?!//)", name))):
+        served = WITH_SERVER.fullmatch(end)
+        yield from map(at_home, filter(None, (end, served and served[1])))
 
 
 def public_address(address: str) -> str:

@@ -106,9 +106,7 @@ def open_added(kind: str, name: str, opener: Callable[..., Any], *given: Any) ->
     of this package as it is."""
     try:
         return opener(*given)
-    except HarnessError:
-        raise
-    except KeyboardInterrupt:
+    except (HarnessError, KeyboardInterrupt):
         raise
     except BaseException as error:  # code of others may raise anything
         raise UsageError(f"{_place(kind, _entries(kind)[name][0])} failed: {failure(error)}") from error
@@ -290,10 +288,15 @@ def _code_digest(thing: Any) -> str:
     return hashlib.sha256(b"".join(marshal.dumps(each.__code__) for each in functions)).hexdigest()[:16]
 
 
-@cache
 def _entries(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a kind by name. The metadata of all packages is read for it, once in a process; a
-    package whose metadata is broken adds nothing, with a warning."""
+    """Return the entry points of a kind by name."""
+    return _added().get(f"harness1.{kind}", {})
+
+
+@cache
+def _added() -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
+    """Return the entry points of all kinds, by group and name. All packages are looked through for them, once in a
+    process; one whose metadata is broken adds nothing, with a warning."""
     from importlib.metadata import distributions  # takes as long to import as this package
 
     named: dict[str, list[EntryPoint]] = {}  # by the name of the package, of which the first on the path counts
@@ -305,12 +308,14 @@ def _entries(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
         seen.add(name)
         try:
             if "harness1." in (package.read_text("entry_points.txt") or ""):
-                named.setdefault(package.name, [*package.entry_points.select(group=f"harness1.{kind}")])
+                ours = [each for each in package.entry_points if each.group.startswith("harness1.")]
+                named.setdefault(package.name, ours)
         except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
             _warn(f"the plugins of {_metadata_of(package)} are ignored: {type(error).__name__}: {error}")
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {}
     for each in sorted(chain(*named.values()), key=lambda entry: (entry.name, _package(entry))):
-        found[each.name] = (*found.get(each.name, ()), each)
+        names = found.setdefault(each.group, {})
+        names[each.name] = (*names.get(each.name, ()), each)
     return found
 
 
@@ -320,7 +325,8 @@ def _warn(line: str) -> None:
 
 def _normalised(package: Distribution) -> str:
     with suppress(ValueError, TypeError, AttributeError, KeyError, OSError):  # broken, or without a name
-        return re.sub(r"[-_.]+", "-", package.name).lower()
+        # By the name of its folder, as importlib.metadata tells copies apart: no METADATA is parsed.
+        return str(getattr(package, "_normalized_name", "") or package.name)
     return _metadata_of(package)
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -51,6 +52,14 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 def similarity(one: bytes, other: bytes) -> float:
     """The share of equal positions of two MinHash signatures."""
     return float(np.mean(np.frombuffer(one, "<u4") == np.frombuffer(other, "<u4")))
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Wait until something holds, at most a minute."""
+    ends = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def hear_interrupts() -> None:

@@ -95,7 +95,7 @@ REST = {
 
 def forget() -> None:
     """Have this process look for packages, tools and policies anew."""
-    for cached in (plugins._entries, Toolbox.of, jobs._policy):
+    for cached in (plugins._added, Toolbox.of, jobs._policy):
         cached.cache_clear()
 
 
@@ -335,7 +335,7 @@ def test_a_run_says_which_package_it_needs(install: Install, tmp_path: Path, mon
     card.write(tmp_path)
     assert run_config(tmp_path)[0].env == config.env
     monkeypatch.setattr(sys, "path", [place for place in sys.path if "loud-pack" not in place])
-    plugins._entries.cache_clear()
+    plugins._added.cache_clear()
     with pytest.raises(UsageError, match=r"needs the tool 'shout' of loud-pack 1\.0, which is not installed here"):
         run_config(tmp_path)
 

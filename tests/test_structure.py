@@ -26,7 +26,7 @@ PROTOCOL_METHODS = {
 }
 FREE_STATEMENTS = 3
 BROAD = {
-    ("harness1/agents/judge.py", "reward_to_send"),
+    ("harness1/agents/judge.py", "reply_to"),
     ("harness1/env/environment.py", "call_engine"),
     ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/policy/registry.py", "act"),

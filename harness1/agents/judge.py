@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import msgspec
 
 from harness1.agents.evaluation import AgentSession, open_evaluation, reward_of
-from harness1.errors import HarnessError, InfrastructureFault, UsageError
+from harness1.data.apart import start_apart
+from harness1.errors import HarnessError, InfrastructureFault
 from harness1.plugins import failure
 from harness1.records import RewardRecord
 
@@ -79,23 +78,12 @@ class Judge:
             self._end(self._idle.pop())
 
     def _begin(self) -> Worker:
-        ours, theirs = Pipe()
-        # A module started by its name would be looked for in the current folder.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(int(sys.argv[1]))"
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what is printed to standard output is the result of the command
-                start_new_session=True,
-            )
-        worker = Worker(process, ours)
+        worker = Worker(*start_apart(__name__, stdout=2))  # standard output is the result of the command
         self._all.add(worker)
         if self._closed:
             self._end(worker)
             raise InfrastructureFault("the training has ended")
-        ours.send(self._evaluation)
+        worker.line.send(self._evaluation)
         return worker
 
     def _end(self, worker: Worker) -> None:
@@ -116,20 +104,12 @@ def serve(descriptor: int) -> None:
 def reply_to(name: str, session: AgentSession) -> bytes:
     """Return the reward of a session, or why there is none, as it is sent."""
     try:
-        return reward_to_send(name, session)
-    except HarnessError as fault:
-        reason = str(fault)[:MOST_REASON].encode(errors="replace").decode()
-        return msgspec.msgpack.encode((reason, None))
-
-
-def reward_to_send(name: str, session: AgentSession) -> bytes:
-    """Return the reward of a session as it is sent; raise HarnessError if there is none, or it cannot be sent."""
-    try:
         sent = msgspec.msgpack.encode(("", reward_of(open_evaluation(name), session)))
-    except HarnessError:
-        raise
-    except Exception as error:  # names that cannot be sent, and errors that fail to say what they are
-        raise UsageError(failure(error)) from error
-    if len(sent) > MOST_REPLY:
-        raise UsageError(f"its terms take more than {MOST_REPLY} bytes")
-    return sent
+        if len(sent) <= MOST_REPLY:
+            return sent
+        reason = f"its terms take more than {MOST_REPLY} bytes"
+    except HarnessError as fault:
+        reason = str(fault)
+    except Exception as error:  # noqa: BLE001  names that cannot be sent, errors that fail to say what they are
+        reason = failure(error)
+    return msgspec.msgpack.encode((reason[:MOST_REASON].encode(errors="replace").decode(), None))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness1.agents.keeper import Order
 from harness1.errors import UsageError
+from harness1.plugins import is_own, whole_name
 from harness1.records import Record
 
 WORK, HOME, TEMPORARY = "work", "home", "tmp"  # the folders of an agent
@@ -134,7 +135,7 @@ def places_in(texts: Iterable[str]) -> set[Path]:
 def closed_paths(out: Path, datasets: Iterable[str], evaluation: str, home: Path, needed: Iterable[str]) -> set[str]:
     """Return what agents must not see: the folder of the training, the datasets with their gold, the file of the
     evaluation, and the hidden files of a home, where keys are kept, but for those that are needed as a whole."""
-    found = {evaluation.rpartition(":")[0]} if ".py:" in evaluation else set()
+    found = {whole_name(evaluation).rpartition(":")[0]} if is_own(evaluation) else set()
     with suppress(OSError):
         found |= {str(each) for each in home.iterdir() if each.name.startswith(".")}
     found = {str(Path(each).resolve()) for each in found} - set(needed)

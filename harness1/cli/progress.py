@@ -94,15 +94,17 @@ DESCRIPTION = TextColumn("{task.description}", markup=False)
 
 def progress_of_work() -> Progress:
     """Return a bar with the amount done, the total, the elapsed time and the time left, which stays."""
-    columns = (DESCRIPTION, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Terminal(stderr=True))
+    return Progress(*_amounts(), console=Terminal(stderr=True))
+
+
+def _amounts() -> tuple[ProgressColumn, ...]:
+    return DESCRIPTION, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
 
 
 @contextmanager
 def progress_of_parts(first: str = "") -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown), on a terminal."""
-    columns = (DESCRIPTION, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with _on_terminal(*columns) as progress:
+    with _on_terminal(*_amounts()) as progress:
         bar = progress.add_task(first, total=None)
         yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
 

@@ -79,6 +79,18 @@ class Unreadable(Exception):
     """The file cannot become a document; the message says why."""
 
 
+def start_apart(module: str, *given: int, **streams: int) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start `serve(DESCRIPTOR, *given)` of a module in a process of its own, which no interrupt reaches, and return it
+    with our end of its line. `streams`: its `stdout` and `stderr`, as `Popen` takes them."""
+    ours, theirs = Pipe()
+    # A module started by its name would be looked for in the current folder.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import serve; serve(*map(int, sys.argv[1:]))"
+    with theirs:
+        words = [sys.executable, "-c", code, *map(str, (theirs.fileno(), *given))]
+        kept: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, **streams}
+        return subprocess.Popen(words, pass_fds=[theirs.fileno()], **kept), ours
+
+
 class ReadApart:
     """Reads files in another process, begun again after one that ended it. `share`: scales the time for a file."""
 
@@ -120,18 +132,8 @@ class ReadApart:
             raise Unreadable(found[1])
 
     def _begin(self) -> Connection:
-        self._line, theirs = Pipe()
-        # A module started by its name would be looked for in the current folder.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(*map(int, sys.argv[1:]))"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), str(self._memory)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # parsers complain there about what they could mend
-                start_new_session=True,  # an interrupt is for the command alone
-            )
+        nowhere = subprocess.DEVNULL  # parsers complain there about what they could mend
+        self._process, self._line = start_apart(__name__, self._memory, stdout=nowhere, stderr=nowhere)
         return self._line
 
     def _end(self) -> None:

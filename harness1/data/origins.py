@@ -16,7 +16,7 @@ import msgspec
 from harness1.data.open import benchmark_and_path, is_generated
 from harness1.data.source import Source
 from harness1.errors import SchemaError, UsageError
-from harness1.plain import WITH_SERVER
+from harness1.plain import paths_in
 from harness1.runs.files import STAGE, read_record
 
 UNKNOWN = "unknown:"
@@ -86,15 +86,7 @@ def known_origins(*places: str | Path) -> tuple[str, ...]:
 
 
 def _folder(name: str) -> Path | None:
-    ends = (name, *(name[found.end() :] for found in re.finditer(":", name)))
-    spelled = chain.from_iterable(
-        (end, served[1]) if (served := WITH_SERVER.fullmatch(end)) else (end,) for end in ends
-    )
-    for each in filter(None, spelled):
-        with suppress(OSError, RuntimeError, ValueError):  # a path that none can be
-            if (found := Path(each).expanduser()).is_dir():
-                return found
-    return None
+    return next(filter(os.path.isdir, paths_in(name)), None)
 
 
 def _origins(place: str | Path, *, named: bool) -> set[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from harness1.models.checkpoint import read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec, is_model
 from harness1.models.tokenizer import TOKENIZER
-from harness1.plain import digest, file_digest, utf8_safe
+from harness1.plain import at_home, digest, file_digest, paths_in, utf8_safe
 from harness1.policy.registry import SILENT
 from harness1.records import Record
 from harness1.retrieval.files import check_index
@@ -77,19 +76,13 @@ def hash_input(named: str, *, follow_links: bool = False) -> str:
     """Return the hash of every file that an input names, as `PATH`, `KIND:PATH`, `PATH:NAME` or `KIND:PATH@URL`, where
     `KIND` may be several, as in `silent:hf`; what is not on this machine counts by its name. `follow_links`: also of
     the files behind links to folders elsewhere. Raises UsageError: a file cannot be read."""
-    ends = (named, *(named[found.end() :] for found in re.finditer(":(?!//)", named)))
-    spelled = (*(each for end in ends for each in (end, end.partition("@http")[0])), named.rpartition(":")[0])
-    places = (at_home(each) for each in spelled if each and not named.startswith("world:"))
+    item = filter(None, [named.rpartition(":")[0]])  # of PATH:NAME
+    places = () if named.startswith("world:") else (*paths_in(named), *map(at_home, item))
     place = next(filter(os.path.exists, places), None)
     if place is None:
         return named
     with writing(place):
         return digest(_sums_below(place, follow_links)) if place.is_dir() else file_digest(place)
-
-
-def at_home(named: str) -> Path:
-    """Return a path, which may begin with `~/`."""
-    return Path.home() / named[2:] if named.startswith("~/") else Path(named)
 
 
 def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
@@ -105,17 +98,15 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
             is_within = Path(end).is_relative_to(root)
             identity = _identity(path.stat())
             if identity in entered or not (follow_links or path.name == QRELS or is_within):
-                shown = name if utf8_safe(name) == name else f"{name!r}/"
-                sums[shown] = utf8_safe(os.path.relpath(end, root) if is_within else end)
+                sums[_shown(name)] = utf8_safe(os.path.relpath(end, root) if is_within else end)
                 continue
             entered.add(identity)
             folders.append(name)
         folder = folders.pop()
         for entry in os.scandir(place / folder):
             path, name = place / folder / entry.name, f"{folder}/{entry.name}".removeprefix("/")
-            shown = name if utf8_safe(name) == name else f"{name!r}/"  # as no file is called
             if not path.is_dir():
-                sums[shown] = file_digest(path) if status_of(path) else ""
+                sums[_shown(name)] = file_digest(path) if status_of(path) else ""
                 continue
             if entry.is_symlink():
                 links.add(name)
@@ -123,6 +114,10 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
             entered.add(_identity(entry.stat()))
             folders.append(name)
     return sums
+
+
+def _shown(name: str) -> str:
+    return name if utf8_safe(name) == name else f"{name!r}/"  # as no file is called
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -296,11 +291,16 @@ def _recall(case: StageCase) -> float:
     return metrics_of(case.folder).get("curated_recall", math.nan)  # where every episode is broken
 
 
+def model_of(case: StageCase) -> ModelSpec | None:
+    """Return the model that a command names; None if it names none."""
+    named = case.option("--model")
+    return (ModelSpec.read(named) if is_model(named) else ModelSpec("hf", named, None)) if named else None
+
+
 def _model(case: StageCase) -> Path | None:
     """Return the folder of the model that training began with; None if only a server has it."""
-    named = case.option("--model")
-    spec = ModelSpec.read(named) if is_model(named) else ModelSpec("hf", named, None)
-    return None if not named or (spec.url and not Path(spec.model).is_dir()) else resolve_model(spec.model)
+    spec = model_of(case)
+    return None if spec is None or (spec.url and not Path(spec.model).is_dir()) else resolve_model(spec.model)
 
 
 def _card(folder: Path) -> Stage:

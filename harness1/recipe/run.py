@@ -21,8 +21,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
-from harness1.plain import file_digest
-from harness1.recipe.gates import GateRuling, Parse, StageCase, artifact, at_home, hash_input, judge_stage, metrics_of
+from harness1.plain import at_home, file_digest
+from harness1.recipe.gates import GateRuling, Parse, StageCase, artifact, hash_input, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.records import Record
 from harness1.runs.files import lock, read_record, read_stage, write_json, writing

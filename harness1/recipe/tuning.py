@@ -25,7 +25,7 @@ from harness1.config import load_config
 from harness1.errors import SchemaError, UsageError, optional
 from harness1.models.fetch import resolve_model
 from harness1.plain import digest
-from harness1.recipe.gates import Parse, StageCase, artifact
+from harness1.recipe.gates import Parse, StageCase, artifact, model_of
 from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, put_setting, recipe_of
 from harness1.recipe.run import Event, Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
@@ -144,12 +144,11 @@ def tuning_subject(recipe: Recipe, shared: Path, parse: Parse) -> str:
     cases = {name: StageCase(*parse(recipe.words(name, shared)), shared) for name in recipe.stages}
     corpus = sorted(artifact(shared / name) for name, case in cases.items() if case.verb == "index")
     models: list[Path] = []
-    for case in cases.values():
-        model = case.option("--model").removeprefix("hf:")
-        if Path(model).is_dir() and model:
-            models.append(Path(model))
-        elif model and "@" not in model and not Path(model).is_relative_to(shared):
-            models.append(resolve_model(model))
+    for spec in filter(None, map(model_of, cases.values())):
+        if (place := Path(spec.model)).is_dir():
+            models.append(place)
+        elif not spec.url and not place.is_relative_to(shared):
+            models.append(resolve_model(spec.model))
     size = sum(file.stat().st_size for place in models for file in place.glob("*.safetensors"))
     case = cases[objective.stage]
     reward = load_config(case.option("--config") or None, list(case.given.get("--set") or ())).reward_hash

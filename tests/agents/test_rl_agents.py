@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
-from tests.support import hear_interrupts
+from tests.support import hear_interrupts, wait_for
 
 AGENT = """
 import json, os, urllib.request
@@ -191,13 +190,6 @@ def test_gold_and_keys_of_a_training_are_not_reachable_from_its_agents(tmp_path:
         pytest.skip("this machine permits no namespaces")
     assert done.returncode == 0, done.stderr
     assert set((tmp_path / "found").read_text().split()) == {"nothing"}
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def is_alive(pid: int) -> bool:

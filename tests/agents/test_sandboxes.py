@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from harness1.agents.sandbox import WAYS, Sandbox, closed_paths, inherit, is_pos
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Status
 from tests.agents.test_agent_sessions import AGENT, CONFIG, Played, tasks_of
-from tests.support import run
+from tests.support import run, wait_for
 
 SECRET = "planted-4711-secret"
 HOSTILE = """
@@ -305,18 +305,11 @@ def test_agents_end_with_a_trainer_that_is_killed(namespaces: bool, tmp_path: Pa
         pytest.skip("this machine does not permit it")
     process = subprocess.Popen([sys.executable, "-c", TRAINER, word, str(folder), str(namespaces)])
     try:
-        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        wait_for(lambda: len(list(folder.iterdir())) == 2)
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: processes_with(word) == [])
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
+    wait_for(lambda: processes_with(word) == [])
 
 
 CLIENT = """

@@ -216,10 +216,10 @@ def test_no_package_breaks_the_look_up_of_another(
             put(place, "bad-1.0.dist-info/METADATA", chosen.choice(["", "Name: bad\n", "Name: a\x1b[2J\nVersion: \n"]))
             (place / "bad-1.0.dist-info" / "entry_points.txt").write_bytes(broken)
             monkeypatch.setattr(sys, "path", [str(place), *paths])
-            plugins._entries.cache_clear()
+            plugins._added.cache_clear()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PluginWarning)
                 assert "dice" in plugin_names("policies"), broken
                 assert parse_command(shlex.split("eval world:60"))[0] == "eval"
     finally:
-        plugins._entries.cache_clear()
+        plugins._added.cache_clear()
