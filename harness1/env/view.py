@@ -66,7 +66,7 @@ class HitView(Record):
     found_by: tuple[tuple[int, int], ...] = ()
     copies: int = 0
     passed_over: int = 0  # passages of a document that was read which are left out before this one
-    entities: dict[str, str] = {}  # by handle, in the order shown: the form shown first
+    entities: dict[str, str] = {}  # by handle: the names marked in title and text
 
 
 class ActionView(Record):
@@ -114,7 +114,7 @@ class TurnView(Record):
 class MemoryView(Record):
     """What one piece shows of the memory, and of its limit; what it does not show is None."""
 
-    cap: int | None = None  # most documents that can be delivered; if not told, the most that any environment allows
+    cap: int | None = None  # the number of documents that can be delivered
     curated: tuple[CuratedView, ...] | None = None  # the whole curated set in delivered order
     ranked: tuple[str, ...] | None = None  # the handles of the pool by evidence, the best first
     leads: tuple[LeadView, ...] | None = None  # the names worth a search, the best first

@@ -63,6 +63,16 @@ class _Text:
         stop = end.start() if end else found.start()
         return self.text[at:stop], stop
 
+    def values(self, at: int, key: re.Pattern[str], closer: re.Pattern[str]) -> tuple[dict[str, str], int] | None:
+        """Return the values under keys from here on, and where they end; None if one does not end, or for too many."""
+        found: dict[str, str] = {}
+        while begin := key.match(self.text, at):
+            value, at = self.value(begin.end(), closer)
+            if value is None or len(found) >= MOST_CALLS:
+                return None
+            found[begin[1]] = value
+        return found, at
+
 
 Found = tuple[list[ToolCall], int] | None
 """The calls of one body and the position after it; None if none begins here."""
@@ -278,7 +288,7 @@ def _calls_of(name: str, arguments: dict[str, Any], source: _Text, marked: bool)
     calls = unwrap_calls(name, arguments)
     if not marked and not all(call.name in source.schemas for call in calls):
         return []
-    return [ToolCall(call.name, fit_arguments(call.arguments, source.schemas.get(call.name, {}))) for call in calls]
+    return fit_calls(calls, source.schemas)
 
 
 _NAMED = re.compile(
@@ -327,14 +337,12 @@ def _read_element(source: _Text, at: int, marked: bool) -> Found:
         body = source.find_object(end)
         found = read_object(body) if body else None
         return None if found is None else (_calls_of(head[1], found, source, True), end + len(body or ""))
-    arguments: dict[str, Any] = {}
-    while key := _PARAMETER.match(text, end):
-        value, end = source.value(key.end(), _VALUE_END)
-        if value is None or len(arguments) >= MOST_CALLS:
-            return None
-        arguments[key[1]] = value.removeprefix("\n").removesuffix("\n")
-    if (source.cut or not arguments) and not _FUNCTION_END.match(text, end):
+    if (read := source.values(end, _PARAMETER, _VALUE_END)) is None:
         return None
+    values, end = read
+    if (source.cut or not values) and not _FUNCTION_END.match(text, end):
+        return None
+    arguments = {name: value.removeprefix("\n").removesuffix("\n") for name, value in values.items()}
     return _calls_of(head[1], arguments, source, True), end
 
 
@@ -346,16 +354,10 @@ _KEY_END = re.compile(r"</arg_value>|(?=<arg_key>)|\Z")
 def _read_keyed(source: _Text, at: int, marked: bool) -> Found:
     """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>` of GLM."""
     head = _KEYED.match(source.text, at) if marked else None
-    if head is None:
+    read = source.values(head.end(), _KEY, _KEY_END) if head else None
+    if head is None or read is None or not _FUNCTION_END.match(source.text, read[1]):
         return None
-    arguments: dict[str, Any] = {}
-    end = head.end()
-    while key := _KEY.match(source.text, end):
-        value, end = source.value(key.end(), _KEY_END)
-        if value is None or len(arguments) >= MOST_CALLS:
-            return None
-        arguments[key[1]] = value
-    return (_calls_of(head[1], arguments, source, True), end) if _FUNCTION_END.match(source.text, end) else None
+    return _calls_of(head[1], read[0], source, True), read[1]
 
 
 _TO = re.compile(
@@ -419,6 +421,11 @@ def decode_arguments(given: Any) -> dict[str, Any] | None:
             return found
         given = _decode(given)
     return {} if given is None else given if isinstance(given, dict) else None
+
+
+def fit_calls(calls: Sequence[ToolCall], schemas: Mapping[str, Mapping[str, Any]]) -> list[ToolCall]:
+    """Return calls with their arguments fitted to the schemas of their tools, by name."""
+    return [ToolCall(call.name, fit_arguments(call.arguments, schemas.get(call.name, {}))) for call in calls]
 
 
 def fit_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from harness1.models.calls import (
     without_controls,
 )
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
-from harness1.models.dialects import Reading, decode_arguments, fit_arguments, read_message, text_of
+from harness1.models.dialects import Reading, decode_arguments, fit_calls, read_message, text_of
 from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
@@ -290,8 +290,7 @@ def _meaning(message: _Message, tools: Sequence[ToolSpec], cut: bool) -> tuple[R
                 break  # the last of several calls was cut off
             return Reading("", text.strip(), ()), [], CUT if cut else "the arguments are not a JSON object"
         name = clean_name(function["name"]) if isinstance(function.get("name"), str) else ""
-        actions = unwrap_calls(name, arguments)
-        fitted = [ToolCall(each.name, fit_arguments(each.arguments, schemas.get(each.name, {}))) for each in actions]
+        fitted = fit_calls(unwrap_calls(name, arguments), schemas)
         try:
             msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

@@ -16,7 +16,7 @@ from itertools import compress
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -437,5 +437,5 @@ def open_pivot_training(
     train, held_out, rollouts, chosen = open_training(pivots, policy, config, publish, index, inputs.against, excluded)
     tasks, watched = list(map(PlacedTask, train)), list(map(PlacedTask, held_out[: config.train.watch.tasks]))
     setups, device = [EpisodeSetup(config, index, inputs.model)], config.machine.device or choose_device()
-    told: dict[str, Any] = {"origins": origins_of(pivots), "selections": [chosen]}
-    return Training(tasks, watched, setups, base, out, config, device, **told), nullcontext(rollouts)
+    work = Training(tasks, watched, setups, base, out, config, device, origins=origins_of(pivots), selections=[chosen])
+    return work, nullcontext(rollouts)

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 BETAS, EPSILON, DECAY = (0.9, 0.95), 1e-8, 0.0  # of AdamW; the decay: share of a weight, times rate, that a step takes
 CLIP = 1.0  # the largest gradient norm
-"""AdamW: shares of the running means of gradients and of their squares that a step keeps, and what is added to its
-divisor."""
 
 
 def rate_at(step: int, steps: int, train: Train) -> float:

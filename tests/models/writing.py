@@ -162,21 +162,31 @@ def damaged(dice: random.Random, text: str) -> str:
 _ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})")
 
 
-def invented(text: str, calls: Sequence[ToolCall]) -> list[str]:
-    """The names and strings of calls that do not occur in a message, apart from escapes."""
-    texts = [text.replace("｜DSML｜", "")]
-    for _ in range(3):  # arguments may be JSON inside a JSON string
-        texts.append(_ESCAPE.sub(lambda found: json.loads(f'"{found[0]}"'), texts[-1]))
-    texts.append(texts[0].replace("\\'", "'"))
-    leaves, stack = list[str](), [value for call in calls for value in (call.name, call.arguments)]
+def leaves(calls: Sequence[ToolCall]) -> list[str]:
+    """The names of calls and all strings in their arguments."""
+    found, stack = list[str](), [value for call in calls for value in (call.name, call.arguments)]
     while stack:
         each = stack.pop()
         if isinstance(each, str):
-            leaves.append(each)
+            found.append(each)
         elif isinstance(each, dict | list):
             stack += [*each, *each.values()] if isinstance(each, dict) else each
-    shown = [joined(each) for each in texts]
-    return [leaf for leaf in leaves if not any(joined(leaf) in text for text in shown)]
+    return found
+
+
+def unescaped(text: str, times: int) -> list[str]:
+    """A text, and it with its escapes read once, twice and so on: arguments may be JSON inside a JSON string."""
+    texts = [text]
+    for _ in range(times):
+        texts.append(_ESCAPE.sub(lambda found: json.loads(f'"{found[0]}"'), texts[-1]))
+    return texts
+
+
+def invented(text: str, calls: Sequence[ToolCall]) -> list[str]:
+    """The names and strings of calls that do not occur in a message, apart from escapes."""
+    texts = unescaped(text.replace("｜DSML｜", ""), 3)
+    shown = [joined(each) for each in (*texts, texts[0].replace("\\'", "'"))]
+    return [leaf for leaf in leaves(calls) if not any(joined(leaf) in text for text in shown)]
 
 
 def joined(text: str) -> str:

@@ -20,6 +20,7 @@ from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.models.tokenizer import split_at_control
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
+from tests.models.writing import leaves, unescaped
 from tests.support import call, search
 from tests.vocabularies import SPOKEN, TAGS, chat_format
 
@@ -111,7 +112,6 @@ SYNTAX = (
     *('"name": ', '"arguments": ', '"parameters": ', '"tool_uses": [', '"recipient_name": ', '{"query": "river"}'),
     *("{}", "null", "1e999", "-0", "NaN", "Infinity", "true", "Action: ", "multi_tool_use.parallel", "tool_calls"),
 )
-ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([\"\\/bfnrt]))")
 KINDS = (("hermes", "qwen"), ("hermes", "chatml"), ("compact", "chatml"), ("harmony", "harmony"))
 
 
@@ -175,18 +175,9 @@ def spelled(character: str) -> str:
 
 def invented(chat: ChatFormat, ids: Sequence[int], actions: Sequence[ToolCall]) -> list[str]:
     """Names and strings of calls that do not occur in an output, apart from escapes."""
-    texts = [halves(chat.tokenizer.decode(ids))]
-    for _ in range(2):  # arguments may be JSON inside a JSON string
-        texts.append(ESCAPE.sub(lambda found: json.loads(f'"{found[0]}"'), texts[-1]))
-    leaves, stack = list[str](), [value for action in actions for value in (action.name, action.arguments)]
-    while stack:
-        each = stack.pop()
-        if isinstance(each, str):
-            leaves.append(each)
-        elif isinstance(each, dict | list):
-            stack += [*each, *each.values()] if isinstance(each, dict) else each
-    patterns = {leaf: "".join(map(spelled, halves(leaf))) for leaf in leaves}
-    return [leaf for leaf in leaves if not any(re.search(patterns[leaf], text) for text in texts)]
+    texts = unescaped(halves(chat.tokenizer.decode(ids)), 2)
+    patterns = {leaf: "".join(map(spelled, halves(leaf))) for leaf in leaves(actions)}
+    return [leaf for leaf, pattern in patterns.items() if not any(re.search(pattern, text) for text in texts)]
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
