@@ -180,14 +180,15 @@ _NAMED = re.compile(
 
 def _refuse_keys(path: Path, *, strict: bool) -> None:
     """Refuse a file that holds a key, or, where it is `strict`, what might be one."""
-    for number, line in enumerate(_texts(path)):
+    for number, line in enumerate(_texts(path, across=strict)):
         text = line.replace(b"\0", b"").decode("utf-8", "replace")  # without NUL, UTF-16 reads as ASCII
         if holds_key(text) or (strict and (_NAMED.search(text) or without_secrets(text) != text)):
             raise UsageError(f"{path}:{number} holds what looks like a key: take it out first")
 
 
-def _texts(path: Path) -> Iterator[bytes]:
-    """Yield the name of a file, and its lines, unpacked, each with the end of the one before; of weights the header."""
+def _texts(path: Path, *, across: bool = False) -> Iterator[bytes]:
+    """Yield the name of a file, and its lines, unpacked, the parts of a long one overlapping; of weights the header.
+    `across`: each with the end of the one before, for what may go on in the next line."""
     before = b""
     yield path.name.encode()
     if path.suffix == ".safetensors":
@@ -196,7 +197,7 @@ def _texts(path: Path) -> Iterator[bytes]:
         return
     for piece in pieces(path):
         yield before + piece
-        before = piece[-OVERLAP:]
+        before = piece[-OVERLAP:] if across or not piece.endswith(b"\n") else b"\n"
 
 
 def _holds(path: Path, word: bytes) -> bool:

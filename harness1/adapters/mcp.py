@@ -63,10 +63,11 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
         named = name_of(given.pop(SEARCH, ""))
         return _result(await searches.act(named, ToolCall(name, given)), named)
 
-    parameters = {spec.name: spec.parameters for spec in Toolbox.of(env).specs}
+    specs = Toolbox.of(env).specs
+    parameters = {spec.name: spec.parameters for spec in specs}
     named = {"type": "string", "description": f"The name that {START} returned."}
     tools = [_tool(START, "Begin a search. Returns its name.", "question")]
-    for spec in Toolbox.of(env).specs:
+    for spec in specs:
         schema = deepcopy(spec.parameters)
         schema["properties"] = {SEARCH: named, **schema.get("properties", {})}
         schema["required"] = [SEARCH, *schema.get("required", ())]

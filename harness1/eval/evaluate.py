@@ -198,7 +198,6 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
     with files.writing(out), EpisodeStore(out):
         stage, before = continue_lines(stage, out / EPISODES), files.read_stage(out)
         assert before is not None, "run_config has read it"
-        stage = msgspec.structs.replace(stage, origins=united(stage.origins, before.origins))
         # Until the new card is written, nobody can say which gold the episodes were scored with, so no gold fits.
         outputs = {**before.outputs, LINES: stage.outputs[LINES]}
         before.write(out, status="interrupted", inputs={**before.inputs, "gold": ""}, outputs=outputs)

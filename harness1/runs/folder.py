@@ -171,8 +171,6 @@ def refuse_other_run(stage: files.Stage, out: Path) -> files.Stage:
     files.refuse_foreign(out, "run", "no run", EPISODES)
     refuse_lost_settings(out)
     files.refuse_changed(stage, out, "run")
-    if before := files.read_stage(out):  # a dataset or a policy may have been replaced meanwhile
-        stage = msgspec.structs.replace(stage, origins=tuple(sorted({*stage.origins, *before.origins})))
     return continue_lines(stage, out / EPISODES)
 
 

@@ -208,8 +208,10 @@ def count_undigested(path: Path) -> int:
 
 
 def continue_lines(stage: Stage, path: Path) -> Stage:
-    """Return the card of a run for writing further lines: it keeps the key of those that are there."""
-    before, there = lines_of(read_raw_stage(path.parent)), path.is_file() and path.stat().st_size > 0
+    """Return the card of a run for writing further lines: it keeps the key of those that are there, and their origins,
+    as a dataset or a policy may have been replaced meanwhile."""
+    card = read_raw_stage(path.parent)
+    before, there = lines_of(card), path.is_file() and path.stat().st_size > 0
     now = Lines(lines_of(stage).key, 0)
     if there and before.undigested is not None:
         now = Lines(before.key, before.undigested)
@@ -217,7 +219,8 @@ def continue_lines(stage: Stage, path: Path) -> Stage:
         plain = count_undigested(path)
         mixed = plain < sum(1 for _ in read_lines(path))
         now = Lines("" if mixed else now.key, plain)
-    return replace(stage, outputs={**stage.outputs, LINES: msgspec.to_builtins(now)})
+    origins = tuple(sorted({*stage.origins, *(card.origins if card else ())}))
+    return replace(stage, outputs={**stage.outputs, LINES: msgspec.to_builtins(now)}, origins=origins)
 
 
 def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: Any) -> Stage:
