@@ -63,8 +63,14 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def hear_interrupts() -> None:
-    """For `preexec_fn`: a shell has its background jobs ignore interrupts, and the tests may be one."""
+    """Let a new process hear interrupts: a shell has its background jobs ignore them, and the tests may be one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def hearing() -> Callable[[], None] | None:
+    """The `preexec_fn` of a process that is to hear interrupts: none where it does, as what libraries have put before
+    and after a fork (gRPC's poller) would run with it, and may end the new process."""
+    return hear_interrupts if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else None
 
 
 @contextmanager
@@ -78,7 +84,7 @@ def command_process(*words: str, files: int = 0, piped: bool = False) -> Iterato
     command = [sys.executable, "-m", "harness1", "serve", *words]
     command = ["sh", "-c", f"ulimit -n {files} && exec {shlex.join(command)}"] if files else command
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr", *(["stdin"] if piped else [])), subprocess.PIPE)
-    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hearing())
     try:
         line = "" if piped else process.stdout.readline()
         assert line or piped, process.stderr.read()

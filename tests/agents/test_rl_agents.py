@@ -22,7 +22,7 @@ from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
-from tests.support import hear_interrupts, wait_for
+from tests.support import hearing, wait_for
 
 AGENT = """
 import json, os, urllib.request
@@ -114,7 +114,7 @@ def test_the_end_of_a_training_ends_stubborn_agents_and_removes_their_folders(
         env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_interrupts,
+        preexec_fn=hearing(),
     )
     try:
         wait_for(lambda: len(list(begun.iterdir())) == 4)

@@ -176,7 +176,7 @@ def test_no_line_of_a_document_reads_as_one_of_the_environment(attack: Attack, o
 
 def test_each_imitation_is_read_as_the_environments_where_nothing_is_marked() -> None:
     """The parser is no straw man: without marks it is taken in."""
-    config = Env()
+    config = Env().switch(marks=False)
     taken, read = [], call("read_document", doc_id="D1")
     for line in LINES:
         steps = play(make_env(config, hostile("Castle", line, "\n")), search("king castle"), read)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from harness1.cli import main
-from tests.support import hear_interrupts
+from tests.support import hearing
 
 
 class Ended(NamedTuple):
@@ -50,7 +50,7 @@ def run_in(folder: Path, *arguments: str) -> None:
 def interrupted(*arguments: str, cwd: Path, record: Path, least: int, mark: str = "\n") -> tuple[int, str]:
     """Interrupt a command in a process of its own once it has written so many marks; its exit code and what it said."""
     command, pipes = [sys.executable, "-m", "harness1", *arguments], {"stdout": PIPE, "stderr": PIPE}
-    with Popen(command, cwd=cwd, **pipes, text=True, preexec_fn=hear_interrupts) as process:
+    with Popen(command, cwd=cwd, **pipes, text=True, preexec_fn=hearing()) as process:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             if record.is_file() and record.read_text().count(mark) >= least:

@@ -23,7 +23,7 @@ from harness1.runs.journal import EpisodeStore, finish, read_episodes
 from harness1.viewer.episode import EpisodeView
 from harness1.viewer.run_page import RunSource
 from tests.cli.commands import Command, run_in
-from tests.support import hear_interrupts
+from tests.support import hearing
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
@@ -210,7 +210,7 @@ def test_an_interrupt_ends_a_search_in_the_middle_of_an_output_and_leaves_a_fold
     long = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "harness1", *search("halted", "hf:model", *long)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=home, **pipes, text=True, preexec_fn=hear_interrupts)
+    process = subprocess.Popen(command, cwd=home, **pipes, text=True, preexec_fn=hearing())
     deadline = time.monotonic() + 60
     while not (home / "halted" / "episodes.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

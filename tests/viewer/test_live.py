@@ -28,7 +28,7 @@ from harness1.serve.view import HOST, LIMITS, view_app
 from harness1.viewer.live import Watched
 from tests.cli.commands import command_in_process
 from tests.serving import in_thread
-from tests.support import hear_interrupts
+from tests.support import hearing
 from tests.viewer.making import inflate, write_episodes, write_training, write_whole_run
 from tests.viewer.recordings import save_student, write_recording
 
@@ -259,7 +259,7 @@ def test_slow_clients_stop_nobody_and_more_questions_than_can_be_answered_are_re
 def test_the_server_says_where_it_is_and_ends_with_at_most_a_line(whole: Path, sent: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "harness1", "view", "--serve", str(whole), "--port", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hearing())
     try:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
         connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
