@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -41,12 +42,20 @@ def page(whole: tuple[Path, list[Episode]]) -> Iterator[Page]:
     assert [each for each in wrong if "favicon" not in each] == []
 
 
+@contextmanager
+def followed(folder: Path, page: Page) -> Iterator[None]:
+    """A folder served and open in a page, which leaves before its server does: it asks for news until then."""
+    with listening(folder) as server:
+        page.goto(server.address)
+        yield
+        page.goto("about:blank")
+
+
 def test_an_episode_appears_while_its_run_is_written(
     tmp_path: Path, whole: tuple[Path, list[Episode]], page: Page
 ) -> None:
     folder, (one, two, three) = tmp_path / "run", whole[1]
-    with listening(folder) as server:
-        page.goto(server.address)
+    with followed(folder, page):
         page.wait_for_selector("text=Waiting for")
         begin(folder, whole[0])
         write_episodes(folder, [one])
@@ -71,8 +80,7 @@ def test_an_episode_appears_while_its_run_is_written(
 
 def test_curves_grow(tmp_path: Path, page: Page) -> None:
     training = write_training(tmp_path / "train", steps=3)
-    with listening(training) as server:
-        page.goto(server.address)
+    with followed(training, page):
         page.wait_for_selector("text=3 steps")
         with (training / "log.jsonl").open("a") as log:
             log.write('{"step": 4, "reward": 9.0}\n')
@@ -83,8 +91,7 @@ def test_a_recipe_is_followed_from_stage_to_stage(
     tmp_path: Path, whole: tuple[Path, list[Episode]], page: Page
 ) -> None:
     work = tmp_path / "work"
-    with hold_folder(work), listening(work) as server:
-        page.goto(server.address)
+    with hold_folder(work), followed(work, page):
         page.wait_for_selector("text=Waiting for")
         stages = {"before": StageRecord(words=("eval",), needs={}, status="running", began=time.time() - 100)}
         plan = {"before": StagePlan("what to beat", 400.0), "rl": StagePlan("learning", 400.0)}
