@@ -30,10 +30,19 @@ def test_every_other_system_is_cut_to_the_size_of_the_last_model(tmp_path: Path)
     assert rows["single search"]["at_equal_size"]["curated_recall"]["differences"] == [1.0, 0.0]
     assert rows["scripted"]["at_equal_size"]["curated_recall"]["differences"] == [0.0, 1.0]
     assert "at_equal_size" not in rows["sft"]
+    assert rows["sft"]["metrics"]["valid calls"] is None, "a run without a model has no calls"
     assert "over_the_one_before" not in rows["base"]
     gain = rows["sft"]["over_the_one_before"]["curated_f1"]
     assert gain["differences"] == pytest.approx([1.0, 2 / 3])
     assert gain["difference"][0] == pytest.approx(5 / 6)
+
+
+def test_a_model_is_compared_with_itself_over_a_transcript(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, zero=("b", "b"), over=("x", "b"))
+    rows = compared({"zero": runs["zero"], "zero, transcript": runs["over"]}, ["zero"])
+    assert rows["zero"]["over_the_transcript"]["curated_f1"]["differences"] == [1.0, 0.0]
+    table = learned_policy.markdown({"data": rows}, {})
+    assert "Each model minus the same over a transcript:\n\n- zero: F1 +0.500" in table
 
 
 def test_one_command_plays_what_is_missing_and_nothing_twice(
@@ -44,6 +53,11 @@ def test_one_command_plays_what_is_missing_and_nothing_twice(
     assert played["sft"].config.env.max_turns == 12 != played["scripted"].config.env.max_turns
     ranked = {name: played[f"single search, bm25{name}"].config.env.ranks for name in ("", ", by evidence")}
     assert ranked == {"": False, ", by evidence": True}
+    both = learned_policy.systems({"zero": "openai:m@http://127.0.0.1:1"}, "small", [], False, transcript=True)
+    zero, over = both["zero"], both["zero, transcript"]
+    assert zero.policy == over.policy == "openai:m@http://127.0.0.1:1"
+    assert (over.config.env.rendering.order, over.config.env.pruning.limits) == ("transcript", (1024, 1638))
+    assert over.config.env.context_window == zero.config.env.context_window
     script = {**played, "sft": played["scripted"]}
     monkeypatch.setattr(learned_policy, "systems", lambda *given: script)
     arguments = ["world:40", "--indexes", str(tmp_path / "indexes"), "--out", str(tmp_path / "runs"), "--limit", "2"]
