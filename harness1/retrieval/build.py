@@ -20,7 +20,7 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from harness1 import config
+from harness1.config import Dense, Index, Machine
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval import files, index
@@ -39,9 +39,9 @@ LARGEST = 1 << 18
 def build_index(
     documents: Iterable[Document],
     out: Path,
-    settings: config.Index,
+    settings: Index,
     progress: Progress | None = None,
-    machine: config.Machine = config.Machine(),
+    machine: Machine = Machine(),
     *,
     alone: bool = False,
 ) -> IndexInfo:
@@ -72,7 +72,7 @@ def add_documents(
     documents: Iterable[Document],
     path: Path,
     progress: Progress | None = None,
-    machine: config.Machine = config.Machine(),
+    machine: Machine = Machine(),
     *,
     alone: bool = False,
 ) -> IndexInfo:
@@ -84,7 +84,7 @@ def add_documents(
 
 
 def delete_documents(
-    doc_ids: Iterable[DocId], path: Path, machine: config.Machine = config.Machine(), *, alone: bool = False
+    doc_ids: Iterable[DocId], path: Path, machine: Machine = Machine(), *, alone: bool = False
 ) -> IndexInfo:
     """Take documents out. Raises as `add_documents`, and CorpusError: one is missing, or none would be left."""
     with files.new_generation(path, alone) as work:
@@ -126,9 +126,7 @@ class _Part:
 class _Draft:
     """A generation in the making."""
 
-    def __init__(
-        self, out: Path, work: Path, settings: config.Index, progress: Progress | None, machine: config.Machine
-    ) -> None:
+    def __init__(self, out: Path, work: Path, settings: Index, progress: Progress | None, machine: Machine) -> None:
         self._work, self._settings, self._language = work, settings, settings.language
         self._analysed = "" if self._language == AUTO else self._language
         self._parts: list[_Part] = []
@@ -136,7 +134,7 @@ class _Draft:
         self._embeddings = _Embeddings(out, settings.dense, machine, progress) if settings.dense.model else None
 
     @classmethod
-    def of_current(cls, path: Path, work: Path, progress: Progress | None, machine: config.Machine) -> _Draft:
+    def of_current(cls, path: Path, work: Path, progress: Progress | None, machine: Machine) -> _Draft:
         """Return a draft that starts from the current generation."""
         current = files.current_generation(path)
         held = files.Files(current, files.read_checksums(current))
@@ -288,7 +286,7 @@ def _link(source: str, target: str) -> None:
 class _Embeddings:
     """The embeddings of a generation in the making; `before` and `graph`, with its rows, are those that are changed."""
 
-    def __init__(self, out: Path, settings: config.Dense, machine: config.Machine, progress: Progress | None) -> None:
+    def __init__(self, out: Path, settings: Dense, machine: Machine, progress: Progress | None) -> None:
         self._out, self._settings, self._machine, self._progress = out, settings, machine, progress
         self.before: index.VectorsEntry | None = None
         self.graph: tuple[Path, Integers] | None = None

@@ -37,7 +37,7 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from harness1 import config
+from harness1.config import Index
 from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, ConfigError, CorpusError, SchemaError
 from harness1.plain import canonical, digest
@@ -104,7 +104,7 @@ class Manifest(Record):
 
     format: int
     info: IndexInfo
-    settings: config.Index
+    settings: Index
     content_sum: str
     """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
     segments: tuple[SegmentEntry, ...]
@@ -143,12 +143,12 @@ def document_sum(document: Document) -> bytes:
     return hashlib.sha256(canonical(document)).digest()
 
 
-def build_hash(settings: config.Index) -> str:
+def build_hash(settings: Index) -> str:
     """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
     return digest([FORMAT, ANALYSER, settings.to_hash()])
 
 
-def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
+def index_hash(content_sum: int, settings: Index, embedder: str, language: str = "") -> str:
     """Return a hash of documents in any order; the language enters only if there is one, so that earlier ones stay."""
     named = settings.to_hash() | ({"language": language} if language else {})
     named["dense"]["model"] = embedder

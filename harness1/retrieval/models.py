@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1 import config
+from harness1.config import Dense, Machine
 from harness1.errors import ConfigError, CorpusError, MissingExtra, ModelError, UsageError, optional
 from harness1.model_folder import first_line, folder_hash, model_folder, no_progress_bars, refusing
 from harness1.plain import digest, utf8_safe
@@ -75,7 +75,7 @@ def divide_alike(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, list[
 
 
 @contextmanager
-def loading(folder: Path, kind: str, machine: config.Machine) -> Iterator[None]:
+def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
     """Load a model within this context. Raises UsageError: it is none, or torch lacks the device; MissingExtra."""
     with optional("dense", "sentence-transformers"):
         import torch
@@ -108,7 +108,7 @@ class Embedder(Protocol):
         """Return one row for each text, independent of the others. Raises what `embed_documents` does."""
 
 
-def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
+def open_embedder(settings: Dense, machine: Machine) -> Embedder:
     """Open the embedder of `settings.model`, or of `machine.embedder` if set. Raises UsageError; MissingExtra."""
     if settings.model.startswith(HASHED):
         size = settings.model.removeprefix(HASHED)
@@ -126,7 +126,7 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
     return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
 
 
-def open_queries(settings: config.Dense, machine: config.Machine, built_by: str, name: str) -> CachedQueries:
+def open_queries(settings: Dense, machine: Machine, built_by: str, name: str) -> CachedQueries:
     """Open the embedder that built an index. Raises what `open_embedder` does, and CorpusError: it is another one."""
     embedder = open_embedder(settings, machine)
     if embedder.hash != built_by:
@@ -340,7 +340,7 @@ def open_vectors(files: Files, dimensions: int, rows: int) -> NDArray[np.float16
     return np.frombuffer(data, np.float16, rows * dimensions).reshape(rows, dimensions)
 
 
-def open_cross_encoder(machine: config.Machine) -> TransformerScorer:
+def open_cross_encoder(machine: Machine) -> TransformerScorer:
     """Open the cross-encoder at `machine.reranker` on `machine.device`; the last one stays loaded and is shared. Raises
     ConfigError: none is named; MissingExtra; UsageError: it does not load, or has no label for support."""
     if not machine.reranker:
@@ -351,7 +351,7 @@ def open_cross_encoder(machine: config.Machine) -> TransformerScorer:
 @lru_cache(maxsize=1)
 def _load(spec: str, device: str, threads: int) -> TransformerScorer:
     folder = model_folder(spec)
-    with loading(folder, "cross-encoder", config.Machine(device=device, threads=threads)):
+    with loading(folder, "cross-encoder", Machine(device=device, threads=threads)):
         from sentence_transformers import CrossEncoder
 
         model = CrossEncoder(str(folder), device=device or None, local_files_only=True)

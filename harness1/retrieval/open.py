@@ -12,8 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from harness1 import config as configs
-from harness1.config import Config
+from harness1.config import Config, Index, Machine
 from harness1.errors import ConfigError, UsageError
 from harness1.plain import digest, is_redacted, without_password
 from harness1.plugins import find_plugin, identity, is_own, load_own, open_added, plugin_names, whole_name
@@ -68,7 +67,7 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
     return opener(rest, config)
 
 
-def build_engine(spec: str, docs: Iterable[Document], settings: configs.Index, machine: configs.Machine) -> IndexInfo:
+def build_engine(spec: str, docs: Iterable[Document], settings: Index, machine: Machine) -> IndexInfo:
     """Build an index in the engine at `ENGINE:ADDRESS`, as `build_milvus` and `build_chroma` do. Raises UsageError."""
     name, colon, address = spec.partition(":")
     if not colon or name not in ("milvus", "chroma"):

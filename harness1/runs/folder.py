@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-import harness1
 from harness1.config import Config
 from harness1.config.settings import lost
 from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
@@ -225,7 +224,7 @@ def read_provenance(out: Path) -> dict[str, Any] | None:
 
 
 def _describe_process() -> dict[str, Any]:
-    commit, dirty = checkout(Path(harness1.__file__).parent)
+    commit, dirty = checkout(Path(__file__).parents[1])
     version, libraries, cpu = None, dict[str, str](), None
     with suppress(metadata.PackageNotFoundError):  # the package may run without being installed
         version = metadata.version(PACKAGE)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness1 import config
+from harness1.config import Config, Index, Machine
 from harness1.errors import ConfigError, CorpusError, MissingExtra
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
@@ -113,7 +113,7 @@ def chunk_of(document: str, metadata: Mapping[str, Any]) -> Chunk:
     return Chunk(*ids, int(metadata["number"]), content[:border], content[border + 1 :])
 
 
-def open_chroma(url: str, config: config.Config) -> Retriever:
+def open_chroma(url: str, config: Config) -> Retriever:
     """Open the index at `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: Chroma lacks the
     ranking; CorpusError: there is no whole index; SchemaError; InfrastructureFault; MissingExtra."""
     where, retrieval = parse_address("chroma", url), config.env.retrieval
@@ -170,7 +170,7 @@ class ChromaEngine:
         return list(zip(found["documents"] or [], found["metadatas"] or [], strict=True))
 
 
-def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
+def build_chroma(documents: Iterable[Document], url: str, settings: Index, machine: Machine) -> IndexInfo:
     """Build an index of a corpus at `http://HOST:PORT`, with or without `#COLLECTION`, replacing an earlier one, which
     answers until the end. An interrupted build leaves a collection of another name, which the next one removes, or
     keeps if it is finished. Raises ConfigError: the settings name no model, or another search than HNSW; CorpusError:

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeVar
 
-from harness1 import config
-from harness1.config import Machine
+from harness1.config import Index, Machine
 from harness1.errors import MALFORMED, CorpusError, InfrastructureFault, UsageError
 from harness1.plain import digest, secrets_of, utf8_safe, without_password, without_secrets
 from harness1.records import Chunk, ChunkId, DocId, Record
@@ -92,7 +91,7 @@ class EngineIndex(Record):
 
     format: int
     info: IndexInfo
-    settings: config.Index
+    settings: Index
     embedder: str = ""
     """Hash of the embedder; empty without embeddings."""
 
@@ -113,7 +112,7 @@ class EngineIndex(Record):
 class ChunkStream:
     """Splits documents into chunks on demand; after the last one, `finish` describes the index."""
 
-    def __init__(self, documents: Iterable[Document], settings: config.Index) -> None:
+    def __init__(self, documents: Iterable[Document], settings: Index) -> None:
         self._documents, self._settings = documents, settings
         self._ids: set[str] = set()
         self._read, self._chunks, self._content_sum = 0, 0, 0

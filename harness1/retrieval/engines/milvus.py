@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from harness1 import config
+from harness1.config import Config, Index, Machine
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.plain import secrets_of
 from harness1.records import Chunk, ChunkId, DocId
@@ -103,7 +103,7 @@ def join_terms(text: str, analyser: Analyser) -> str:
     return " ".join(terms)
 
 
-def open_milvus(uri: str, config: config.Config) -> Retriever:
+def open_milvus(uri: str, config: Config) -> Retriever:
     """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: the index
     or Milvus lacks the ranking; CorpusError: there is no finished index, or it lacks chunks; UsageError: the file is
     open in another process; SchemaError; InfrastructureFault; MissingExtra."""
@@ -194,7 +194,7 @@ class MilvusEngine:
         return list(self._client.query(self._collection, condition, [*STORED, "position"], timeout=timeout))
 
 
-def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
+def build_milvus(documents: Iterable[Document], uri: str, settings: Index, machine: Machine) -> IndexInfo:
     """Build an index of a corpus at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`, replacing an
     earlier one, which answers until the last step. The next build removes what an interrupted one left. Raises
     CorpusError: no documents, ids that are not unique, or a chunk too long for Milvus; UsageError: a foreign collection
