@@ -1,10 +1,10 @@
-"""An evaluation or a training run in progress, and what it came to."""
+"""An evaluation in progress, and what it came to."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,31 +14,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from harness1.cli.printing import print_json, put, say_torn
-from harness1.cli.progress import Board, Clock, View, print_table
+from harness1.cli.printing import put, say_torn
+from harness1.cli.progress import OF, Board, Clock, View, print_table
 from harness1.episodes.jobs import Depths
 from harness1.errors import InfrastructureFault
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.eval.metrics import HEADLINE, broken_lines, fault_reasons
-from harness1.models.checkpoint import Checkpoint
 from harness1.records import Episode, Gold, Status
 from harness1.reward.measures import measure_outcome
 from harness1.runs.files import read_stage
-from harness1.training.log import read_log, validation_values
 from harness1.viewer.report import ensure_report
 
 NORMAL_95 = 1.959964  # standard deviations on either side of the middle 95 % of a normal distribution
-RECENT = 5  # steps of a recent mean, which is compared with that of as many steps before
-OF = "{task.completed:,.0f} of {task.total:,.0f}"
-ROWS: dict[str, tuple[str, dict[str, str]]] = {
-    "seconds": ("{:.1f}", {"seconds": "in all", "wait_seconds": "waiting", "train_seconds": "training"}),
-    "buffer": ("{:.3g}", {"groups/waiting": "waiting", "staleness": "staleness", "staleness_max": "at most"}),
-    "dropped": ("{:.0f}", {"groups/filtered": "filtered", "groups/stale": "too old", "groups/faulty": "broken"}),
-    "failures": (
-        "{:.1%}",
-        {"format_failures": "format", "tool_errors": "tools", "zero_variance": "equal groups"},
-    ),
-}  # the form of a row's values, and the word of each
 
 
 class EvaluationBoard(Board):
@@ -113,63 +100,6 @@ def describe_recall(recalls: Collection[Sequence[float]]) -> str:
     return f"{mean:.3f} ({max(0.0, mean - half):.3f} to {min(1.0, mean + half):.3f})"
 
 
-class TrainingBoard(Board):
-    """Listens to a training run by `listen`, of steps that it calls `unit`; `names`: the values to show, best first."""
-
-    def __init__(
-        self,
-        title: str,
-        unit: str,
-        names: Sequence[str],
-        console: Console | None = None,
-        clock: Clock = time.monotonic,
-        hidden: bool = False,
-    ) -> None:
-        super().__init__(title, f"{unit} {OF}", console, clock, hidden)
-        self._unit, self._names = unit, names
-        self._recent: deque[Mapping[str, float]] = deque(maxlen=2 * RECENT)
-        self._validation, self._validated = dict[str, float](), 0
-
-    def listen(self, step: int, steps: int, values: Mapping[str, float]) -> None:
-        """Take the values of a step; print those of a validation in a line that stays."""
-        found = validation_values(values)
-        with self._lock:
-            if found:
-                self._validation, self._validated = found, step
-            elif values:
-                self._recent.append(values)
-        self.begin(step, steps)
-        if found:
-            self.say(f"{self._unit} {step}, held out: {self._list_values(found)}")
-        self.advance(step)
-
-    def view(self) -> View:
-        """Return the values of the last steps, with the change of their means, and those of the last validation."""
-        values, validation = self._recent[-1] if self._recent else {}, self._list_values(self._validation)
-        timed = [each for each in self._recent if each.get("seconds") and "tokens" in each]
-        seconds = sum(each["seconds"] for each in timed)
-        speed = f"{sum(each['tokens'] for each in timed) / seconds:,.0f} tokens/s" if seconds else ""
-        rows = (
-            ("values", ", ".join(self._with_trend(name, values[name]) for name in self._names if name in values)),
-            ("speed", speed),
-            *((name, _word_values(values, words, form)) for name, (form, words) in ROWS.items()),
-            ("held out", validation and f"{validation} ({self._unit} {self._validated})"),
-        )
-        return rows, (self._list_values(values),)
-
-    def _with_trend(self, name: str, value: float) -> str:
-        known = [each[name] for each in self._recent if name in each]
-        trend = f" ({fmean(known[RECENT:]) - fmean(known[:RECENT]):+.2g})" if len(known) == 2 * RECENT else ""
-        return f"{name} {value:.3g}{trend}"
-
-    def _list_values(self, values: Mapping[str, float]) -> str:
-        return _word_values(values, {name: name for name in self._names}, "{:.3g}")
-
-
-def _word_values(values: Mapping[str, float], words: Mapping[str, str], form: str) -> str:
-    return ", ".join(f"{word} {form.format(values[name])}" for name, word in words.items() if name in values)
-
-
 def _word_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
@@ -222,17 +152,3 @@ def refuse_faults(broken: Mapping[str, int], episodes: int, allowed: int) -> Non
             f"the infrastructure broke {count:,} of {episodes:,} episodes{f' ({where})' if where else ''}:"
             f" the same command plays them again, and --allow-faults {count} accepts them"
         )
-
-
-def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
-    """Print the final checkpoint of a training run, of so many `unit`s, and its held-out metrics beside the start's."""
-    began = next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})
-    if as_json:
-        print_json({"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began})
-        return
-    if done.metrics:
-        put(f"the {which} checkpoint, of {unit} {done.step}")
-        start = {name: f"{value:.3f}" for name, value in began.items()}
-        rows = [(name, start.get(name, ""), f"{value:.3f}") for name, value in done.metrics.items()]
-        print_table(("held out", "start", "checkpoint"), rows)
-    put(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")

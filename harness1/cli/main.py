@@ -59,23 +59,6 @@ def answer_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def interrupt_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end what is within, once, as Ctrl-C does, also where that is ignored: behind a script."""
-
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    former = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
-
-
-@contextmanager
 def say_ignored_plugins() -> Iterator[None]:
     """Print a warning about an installed plugin as a line of this program; others are shown as they were."""
     with warnings.catch_warnings():

@@ -231,6 +231,7 @@ class Pace(ProgressColumn):
 
 REFRESHES = 4  # drawings per second
 ECHO = 4  # columns left free beside the panel: `^C` in the last ones would break the line, and leave its edge behind
+OF = "{task.completed:,.0f} of {task.total:,.0f}"
 EDGES = 6  # columns of a panel's upper edge beside its title
 Clock = Callable[[], float]
 View = tuple[Sequence[tuple[str, str]], Sequence[str]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,10 @@ from typer import Option
 from harness1.agents.process import arguments_of, find_sandbox
 from harness1.agents.sandbox import Sandbox, closed_paths, inherit, needed_paths
 from harness1.cli import options
-from harness1.cli.dashboard import TrainingBoard, print_checkpoint
-from harness1.cli.main import interrupt_by_sigterm
 from harness1.cli.options import evaluation_places, place_of, resolve
 from harness1.cli.printing import say, say_left_out
 from harness1.cli.progress import read_aloud
-from harness1.cli.training import lead_group, refuse_oversized_rl
+from harness1.cli.training import TrainingBoard, lead_group, print_checkpoint, refuse_oversized_rl
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import ShareName
@@ -191,3 +191,20 @@ def agents(
     work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
     with interrupt_by_sigterm():
         _carry_out(work, players, policy, ALONE, force, as_json)
+
+
+@contextmanager
+def interrupt_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end what is within, once, as Ctrl-C does, also where that is ignored: behind a script."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -12,12 +12,12 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli import options
-from harness1.cli.dashboard import TrainingBoard, evaluate_aloud, print_checkpoint, print_metrics, refuse_faults
+from harness1.cli.dashboard import evaluate_aloud, print_metrics, refuse_faults
 from harness1.cli.options import evaluation_places, place_of, resolve
 from harness1.cli.policies import POLICY_NAMES
 from harness1.cli.printing import print_result, put, say, say_torn
 from harness1.cli.progress import print_table, progress_of_parts, read_aloud
-from harness1.cli.training import count_launched, lead_group, refuse_oversized_sft
+from harness1.cli.training import TrainingBoard, count_launched, lead_group, print_checkpoint, refuse_oversized_sft
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import TaskFilter

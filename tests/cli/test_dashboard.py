@@ -10,8 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from harness1.cli.dashboard import EvaluationBoard, TrainingBoard, describe_recall
+from harness1.cli.dashboard import EvaluationBoard, describe_recall
 from harness1.cli.progress import ECHO, Pacing
+from harness1.cli.training import TrainingBoard
 from harness1.records import DocId, Gold, ModelCall, Note, Observation, StopReason, ToolCall, Turn
 from harness1.training.log import StepListener
 from tests.eval.run_folders import episode

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness1.cli.main import interrupt_by_sigterm
+from harness1.cli.rl import interrupt_by_sigterm
 
 TOLD = "harness1: stopping; what is at work is ended first\n"
 CODE = """
@@ -58,7 +58,7 @@ def test_an_interrupt_is_answered_while_one_long_call_goes_on() -> None:
 
 @pytest.mark.parametrize(("handler", "told"), [("default_int_handler", TOLD), ("SIG_IGN", "")])
 def test_sigterm_ends_work_as_an_interrupt_does_also_where_interrupts_are_ignored(handler: str, told: str) -> None:
-    code = CODE.replace("import answer_interrupts", "import answer_interrupts, interrupt_by_sigterm")
+    code = f"from harness1.cli.rl import interrupt_by_sigterm\n{CODE}"
     code = code.replace("with answer_interrupts()", "with answer_interrupts(), interrupt_by_sigterm()")
     with interrupted(code.format(tail=1.2), signal.SIGTERM, handler) as process:
         out, err = process.communicate(timeout=30)
