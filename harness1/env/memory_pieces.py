@@ -1,7 +1,12 @@
-"""The pieces that show the finished turns, made once and never changed, and the working memory as it is now."""
+"""The pieces that show the finished turns, made once and never changed, and the working memory as it is now.
+
+Text from outside is written so that nobody takes it for words of the environment. Each line of the environment begins
+with a visible character, each line of a document with a space. A title shares its line with marks of the environment:
+what looks like one is escaped in it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from itertools import islice
@@ -9,7 +14,6 @@ from itertools import islice
 import msgspec
 
 from harness1.config import Env
-from harness1.env.outside import escape_handles, escape_title, indent
 from harness1.env.pieces import Block, Drop, Piece, action_piece, piece, sentence, write_action
 from harness1.env.view import (
     ActionView,
@@ -38,6 +42,24 @@ QUERY_CHARACTERS = 200
 PASSAGE_CHARACTERS = 300  # characters shown of the passage that a verdict rests on
 
 VERDICTS = 8  # verdicts shown in the memory, newest first
+_MARK = re.compile(r"\\|\[|\]|^\(|\bq\d+(?=#\d)|\balso(?=: \d)")
+"""In a title: brackets of handles, reasons before a title, places in rankings, and the number of copies."""
+_ENTITY = re.compile(r"\((?=E\d+\))")
+
+
+def indent(text: str) -> str:
+    """Return a text with each line, by any of Unicode's ends of lines, behind a space."""
+    return "\n".join(f" {line}" for line in text.splitlines())
+
+
+def escape_title(title: str) -> str:
+    """Return a title with a backslash before each backslash and before whatever looks like a mark beside a title."""
+    return _MARK.sub(r"\\\g<0>", title)
+
+
+def escape_handles(text: str) -> str:
+    """Return a text with a backslash before whatever looks like the handle of an entity behind its name."""
+    return _ENTITY.sub(r"\\(", text)
 
 
 class TurnPieces(msgspec.Struct, frozen=True):

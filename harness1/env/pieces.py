@@ -107,6 +107,12 @@ class ApproximateCounter:
         return 4
 
 
+def counter_of(policy: object) -> TokenCounter:
+    """Return the environment's token counter for a policy: its chat format, or an approximation if it has none."""
+    counter: TokenCounter | None = getattr(policy, "counter", None)
+    return counter or ApproximateCounter()
+
+
 class Drop(IntEnum):
     """Classes of pieces in the order in which a context over its budget drops them; `NEVER` is kept."""
 

@@ -18,14 +18,14 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv, env_hash
-from harness1.env.pieces import TokenCounter
+from harness1.env.pieces import TokenCounter, counter_of
 from harness1.env.verifiers import Verifier, unopened_verifier
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.spec import is_model
 from harness1.plain import digest
 from harness1.plugins import is_of_session, short_name
-from harness1.policy.policy import Policy, counter_of
+from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold, open_policy
 from harness1.records import Episode, Hashes, Record, Status, StopReason, Task, decode_episode, encode_episode
 from harness1.retrieval.open import is_exclusive, open_retriever

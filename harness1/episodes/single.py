@@ -18,7 +18,7 @@ from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.episodes.rollout import OnStep, episode_id, rollout
 from harness1.errors import MALFORMED, SchemaError
-from harness1.models.origins import policy_origins
+from harness1.models.spec import policy_origins
 from harness1.plain import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever

@@ -20,7 +20,7 @@ from harness1.eval.metrics import fault_count, summarise
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
 from harness1.eval.statistics import RESAMPLES
-from harness1.models.origins import policy_origins
+from harness1.models.spec import policy_origins
 from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold

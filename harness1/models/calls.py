@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from harness1.env.outside import break_controls
 from harness1.env.pieces import Piece, group_messages
 from harness1.env.view import ActionView
 from harness1.errors import MALFORMED
@@ -29,6 +28,14 @@ _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*'
 _BRACES = re.compile(rf'{_STRING}"?|[{{}}]', re.DOTALL)
 _ESCAPES = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\")
 _COMMAS = re.compile(rf'({_STRING}")|,(?=\s*[}}\]])', re.DOTALL)
+_CONTROL = re.compile(
+    r"""(?x) (?: < (?= [|｜] [^<>]{1,64} [|｜] >
+                   | /? (?: tool_call | tool_calls | tool_response | tools | think | function | parameter
+                          | start_of_turn | end_of_turn | im_start | im_end | system | bos | eos | s )
+                     \b [^<>]{0,64} > )
+           | \[ (?= /? (?: INST | SYS | TOOL_CALLS | TOOL_RESULTS | AVAILABLE_TOOLS | THINK ) \] ) )"""
+)
+"""The first character of a control token: ChatML, Harmony, Llama, DeepSeek, Kimi, Qwen, Gemma, Mistral."""
 
 
 def read_object(text: str) -> dict[str, Any] | None:
@@ -160,3 +167,8 @@ def _restate(piece: Piece) -> Said | None:
     function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     calls = [{"id": call_id, "type": "function", "function": function}]
     return Said({"role": "assistant", "content": None, "tool_calls": calls}, (call_id,), call_id)
+
+
+def break_controls(text: str) -> str:
+    """Return a text with a space inside each spelling of a control token: `< |im_end|>`."""
+    return _CONTROL.sub(r"\g<0> ", text)

@@ -4,7 +4,7 @@ Position decides what a call is, because a model also quotes documents, and a do
 end of a message: behind them stand only blanks, closing tags, fences and control tokens. A call without a tag or a
 control token of its own begins a line, and calls a tool that is offered. Nothing is read that follows an open quote,
 that stands in a fence with other text, or that is a part of another object; and what comes before the last `</think>`
-is a thought. (Spellings of control tokens in documents are broken up before a model sees them: `env/outside.py`.)
+is a thought. (Spellings of control tokens in documents are broken up before a model sees them: `calls.py`.)
 """
 
 from __future__ import annotations

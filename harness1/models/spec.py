@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+from harness1.data.origins import known_origins, united
 from harness1.errors import UsageError
 from harness1.model_folder import ADAPTER_CONFIG
 from harness1.plain import WITH_SERVER, public_address
@@ -63,6 +64,17 @@ def policy_config(name: str) -> str | None:
     """Return the path of the configuration that a released policy was measured with; None as `policy_folder`."""
     folder = policy_folder(name)
     return str(folder / CONFIG) if folder else None
+
+
+def policy_origins(name: str) -> tuple[str, ...]:
+    """Return the known origins of a policy: of a released one, of a model in a folder, such as `hf:FOLDER`, or of what
+    another kind is given, such as `replay:RUN`. A served model has none, whatever lies in a folder of its name."""
+    if folder := policy_folder(name):
+        return known_origins(folder)
+    kind, colon, rest = name.partition(":")
+    if kind in SERVED:
+        return () if SERVED[kind] or WITH_SERVER.fullmatch(rest) else known_origins(rest)
+    return united(known_origins(name), policy_origins(rest) if colon else ())
 
 
 def _home() -> Path:

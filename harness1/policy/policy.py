@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Protocol, Self
 
-from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render import Context
 from harness1.records import ModelCall, Record, Task, ToolCall
 
@@ -50,9 +49,3 @@ class Policy(Protocol):
     def hash(self) -> str: ...
 
     def open(self, task: Task, seed: int) -> Session: ...
-
-
-def counter_of(policy: Policy) -> TokenCounter:
-    """Return the environment's token counter for a policy: its chat format, or an approximation if it has none."""
-    counter: TokenCounter | None = getattr(policy, "counter", None)
-    return counter or ApproximateCounter()

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from harness1.env.environment import choose
-from harness1.env.pieces import action_piece
+from harness1.env.pieces import action_piece, counter_of
 from harness1.env.render import Context
 from harness1.models.chat_format import ChatFormat
 from harness1.plain import digest, utf8_safe
-from harness1.policy.policy import Decision, Policy, Session, counter_of
+from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import ModelCall, Task, ToolCall, json_safe_call
 from harness1.tools.tool import ToolSpec
 

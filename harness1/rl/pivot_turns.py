@@ -25,7 +25,7 @@ import msgspec
 from harness1.config import Env, Machine
 from harness1.config.settings import put_back_removed
 from harness1.env.environment import SearchEnv, State, Step, env_hash
-from harness1.env.pieces import TokenCounter
+from harness1.env.pieces import TokenCounter, counter_of
 from harness1.env.render import Context
 from harness1.env.verifiers import Verifier
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, return_unchanged, run_jobs
@@ -33,7 +33,7 @@ from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.memory.working_memory import WorkingMemory
 from harness1.models.chat_format import ChatFormat
 from harness1.plain import canonical, digest
-from harness1.policy.policy import Policy, counter_of
+from harness1.policy.policy import Policy
 from harness1.records import (
     Episode,
     Gold,

@@ -20,10 +20,11 @@ from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.data.origins import origins_of
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
+from harness1.env.pieces import counter_of
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.plain import digest, file_digest, public_address
-from harness1.policy.policy import Policy, counter_of
+from harness1.policy.policy import Policy
 from harness1.policy.scripted import RecordedPolicy
 from harness1.records import Episode, EpisodeKey, Record, Status, Task
 from harness1.retrieval.open import is_engine, open_retriever

@@ -23,7 +23,7 @@ from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.memory import sentences
 from harness1.memory.question import head, normalise_name
-from harness1.models.origins import policy_origins
+from harness1.models.spec import policy_origins
 from harness1.plain import digest
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document

@@ -18,7 +18,7 @@ from harness1.data.source import Source
 from harness1.errors import optional
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
-from harness1.models.origins import policy_origins
+from harness1.models.spec import policy_origins
 from harness1.models.tokenizer import CONTROL, open_tokenizer, save_tokenizer
 from harness1.records import Record
 from harness1.rows.calls import calls_of, prompt_ids

@@ -15,10 +15,10 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
+from harness1.env.pieces import counter_of
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import HarnessError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.policy.policy import counter_of
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.retrieval.build import build_index

@@ -9,9 +9,8 @@ from collections import Counter
 import pytest
 
 from harness1.config import Env, load_config
-from harness1.env.outside import break_controls
 from harness1.env.render import Context
-from harness1.models.calls import messages_of, without_controls
+from harness1.models.calls import break_controls, messages_of, without_controls
 from harness1.records import Chunk
 from tests.attack.attack import Attack
 from tests.support import call, chunk, curate, make_env, play, search

@@ -26,8 +26,7 @@ from harness1.errors import CorpusError, HarnessError, UsageError
 from harness1.http.model_endpoint import Completion, Messages
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.fetch import BUNDLED
-from harness1.models.origins import policy_origins
-from harness1.models.spec import policy_folder
+from harness1.models.spec import policy_folder, policy_origins
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.runs.files import read_json, write_json
 from harness1.tasks.make import write_tasks

@@ -11,13 +11,13 @@ import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
 from harness1.env.environment import SearchEnv
+from harness1.env.pieces import counter_of
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.chat_format import ChatFormat
 from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy, call_seed
-from harness1.policy.policy import counter_of
 from harness1.records import Episode, ModelCall, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
 from tests.support import END, curate, make_env, run, search, wide_corpus

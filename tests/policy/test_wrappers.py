@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
+from harness1.env.pieces import counter_of
 from harness1.env.render import Context
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.policy import Decision, Policy, counter_of
+from harness1.policy.policy import Decision, Policy
 from harness1.policy.registry import check_policy, open_policy
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import (

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from harness1.config import Env, Machine, load_config
+from harness1.env.pieces import counter_of
 from harness1.env.verifiers import LexicalVerifier
 from harness1.episodes.jobs import EpisodeJob
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.policy import Policy, counter_of
+from harness1.policy.policy import Policy
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall, UnitId

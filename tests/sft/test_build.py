@@ -19,13 +19,14 @@ from harness1.config.env import read_env
 from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv, env_hash
+from harness1.env.pieces import counter_of
 from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError, UsageError
 from harness1.models.chat_format import ChatFormat
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.formats import open_format
 from harness1.models.tokenizer import open_tokenizer
-from harness1.policy.policy import Policy, counter_of
+from harness1.policy.policy import Policy
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Status
