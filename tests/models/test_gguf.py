@@ -1,0 +1,227 @@
+"""A model in a file of llama.cpp is the same model in a folder of transformers."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import dequantize as dequantize_by_gguf
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.models.convert import BIASED, PARTS, TOP, convert_gguf, convert_model
+from harness1.models.gguf import LAYOUTS, GgufTensor
+from tests.tiny_models import save_tiny_model
+
+HALVES = bytes([0x9F] * 16)  # 15 and 9 in each byte
+SCALES = bytes([0x41] * 4 + [0x82] * 4 + [0x53] * 4)  # scales 1 and 3 + 16, least values 2 and 5 + 32
+BLOCKS: dict[str, tuple[bytes, list[float]]] = {
+    "F16": (struct.pack("<e", 0.5), [0.5]),
+    "BF16": (b"\x80\x3f", [1.0]),
+    "Q4_0": (struct.pack("<e", 2) + HALVES, [14] * 16 + [2] * 16),
+    "Q4_1": (struct.pack("<2e", 2, 1) + HALVES, [31] * 16 + [19] * 16),
+    "Q5_0": (struct.pack("<eI", 2, 0xFFFF) + HALVES, [30] * 16 + [-14] * 16),
+    "Q5_1": (struct.pack("<2eI", 2, 1, 0xFFFF) + HALVES, [63] * 16 + [19] * 16),
+    "Q8_0": (struct.pack("<e32b", 0.5, -128, *[3] * 31), [-64] + [1.5] * 31),
+    "Q4_K": (struct.pack("<2e", 2, 1) + SCALES + HALVES * 8, [28, 16, 28, 16, 533, 305, 533, 305]),
+    "Q5_K": (
+        struct.pack("<2e", 2, 1) + SCALES + bytes([1 | 1 << 7] * 32) + HALVES * 8,
+        [28 + 32, 16, 28, 16, 533, 305, 533, 305 + 38 * 16],
+    ),
+    "Q6_K": (HALVES * 8 + bytes([0xE4] * 64) + bytes([1] * 16) + struct.pack("<e", 2), [-34, -2, 18, 50] * 2),
+}
+"""A block of each type, and its numbers, of groups of 32 one for each."""
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_have_the_numbers_of_their_layout_and_of_the_gguf_package(name: str) -> None:
+    (kind,) = [kind for kind, layout in LAYOUTS.items() if layout.name == name]
+    layout, (packed, numbers) = LAYOUTS[kind], BLOCKS[name]
+    found = GgufTensor(layout, (layout.size,), np.frombuffer(packed, np.uint8)).decode()
+    assert found.tolist() == np.repeat(numbers, layout.size // len(numbers)).tolist()
+    some = np.random.default_rng(0).integers(0, 0x3C, (300, layout.block.itemsize), dtype=np.uint8)
+    theirs = dequantize_by_gguf(some.view("<f2") if name == "F16" else some, GGMLQuantizationType(kind))
+    assert np.array_equal(GgufTensor(layout, (300 * layout.size,), some.reshape(-1)).decode(), theirs.reshape(-1))
+
+
+CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>"]
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
+HEADS, KV_HEADS, WIDTH, LAYERS, WINDOW = 4, 2, 64, 2, 96
+PRE = {"llama": "smollm", "qwen2": "qwen2"}
+
+
+def byte_letters() -> list[str]:
+    """The letters that stand for the bytes 0 to 255 in byte-level BPE: printable ones for themselves."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(spare)) for byte in range(256)]
+
+
+LETTERS = byte_letters()
+SPACE = LETTERS[32]
+MERGES = ["h e", "l l", f"{SPACE} {SPACE}", f"{SPACE} h", "! h", "5 5"]
+TOKENS = [*CONTROLS, *LETTERS, *(merge.replace(" ", "") for merge in MERGES), "[PAD0]"]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> PreTrainedModel:
+    settings = {"vocab_size": len(TOKENS), "max_position_embeddings": WINDOW, "tie_word_embeddings": True}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "initializer_range": 0.5}
+    saved = save_tiny_model(tmp_path_factory.mktemp("model"), request.param, **settings, **rope)
+    made: PreTrainedModel = AutoModelForCausalLM.from_pretrained(saved).eval()
+    for name, bias in made.named_parameters():
+        if name.endswith(".bias"):  # which begin as zeros
+            torch.nn.init.normal_(bias)
+    return made
+
+
+def rows_of_llama_cpp(name: str, weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Dimension i and i + half of a head become neighbours."""
+    heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name)
+    if heads is None:
+        return weight
+    size = len(weight) // heads
+    order = [head * size + at + half * size // 2 for head in range(heads) for at in range(size // 2) for half in (0, 1)]
+    return weight[order]
+
+
+def written(path: Path, model: PreTrainedModel, quantized: bool = False, **changes: Any) -> Path:
+    kind = model.config.model_type
+    writer = GGUFWriter(path, changes.get("architecture", kind))
+    kinds = [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS) - 1) + [5]
+    facts: dict[str, Any] = {"context_length": WINDOW, "embedding_length": WIDTH, "block_count": LAYERS}
+    facts |= {"feed_forward_length": 96, "head_count": HEADS, "head_count_kv": KV_HEADS, "layer_norm_rms_eps": 1e-6}
+    facts |= {"rope_freq_base": 5000.0, "tokenizer_model": "gpt2", "tokenizer_pre": changes.get("pre", PRE[kind])}
+    facts |= {"token_list": TOKENS, "token_types": kinds, "token_merges": MERGES, "chat_template": TEMPLATE}
+    facts |= {f"{name}_token_id": number for number, name in enumerate(("unk", "bos", "eos"))} | {"pad_token_id": 2}
+    for name, value in facts.items():
+        getattr(writer, f"add_{name}")(value)
+    state = model.state_dict()
+    names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in TOP.items() if ours != "output"}
+    for layer in range(LAYERS):
+        names |= {f"blk.{layer}.{own}.weight": f"model.layers.{layer}.{other}.weight" for own, other in PARTS.items()}
+        if kind == "qwen2":
+            names |= {f"blk.{layer}.{own}.bias": f"model.layers.{layer}.{PARTS[own]}.bias" for own in BIASED}
+    for name, parameter in names.items():
+        weight = state[parameter].numpy()
+        if kind == "llama":
+            weight = np.ascontiguousarray(rows_of_llama_cpp(name.split(".")[-2], weight))
+        if quantized and weight.ndim == 2:
+            q4_1 = GGMLQuantizationType.Q4_1
+            writer.add_tensor(name, quantize(weight, q4_1), raw_dtype=q4_1)
+        else:
+            writer.add_tensor(name, weight)
+    if "tensor" in changes:
+        writer.add_tensor(changes["tensor"], np.zeros(4, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("gguf")
+    convert_gguf(written(place / "tiny.gguf", model), place / "model")
+    return place / "model"
+
+
+def test_the_converted_model_has_the_logits_of_the_original(model: PreTrainedModel, folder: Path) -> None:
+    found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    ids = torch.randint(0, len(TOKENS), (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(found(ids).logits, model(ids).logits)
+    assert found.dtype == torch.float32
+    assert found.lm_head.weight is found.model.embed_tokens.weight
+    assert (found.config.eos_token_id, found.config.pad_token_id, found.config.bos_token_id) == (2, 2, 1)
+    assert found.generation_config.eos_token_id == 2
+    found.save_pretrained(folder.with_name("saved"))
+
+
+def test_quantized_weights_keep_their_values(model: PreTrainedModel, tmp_path: Path) -> None:
+    convert_gguf(written(tmp_path / "tiny.gguf", model, quantized=True), tmp_path / "model")
+    found, kind = load_file(tmp_path / "model" / "model.safetensors"), GGMLQuantizationType.Q4_1
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        expected = torch.tensor(dequantize_by_gguf(quantize(model.state_dict()[name].numpy(), kind), kind))
+        assert torch.equal(found[name], expected)
+        assert not torch.equal(expected, expected.bfloat16().float())
+
+
+def test_special_tokens_window_and_template_survive(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == {token: at for at, token in enumerate(TOKENS[:-1])}
+    special = (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert special == (0, 1, 2, 2)
+    assert tokenizer.model_max_length == WINDOW
+    ids = tokenizer("<|im_start|>a<|im_end|><file_sep>").input_ids
+    assert ids == [1, TOKENS.index("a"), 2, 3]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a"
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert rendered == "<|im_start|>hi<|im_end|>"
+
+
+@pytest.mark.parametrize("text", ["hello  there", " x , y ! '", "né 日本 🙂\r\n\t", "▁ <0x41> \x00", "in 2024  7", ""])
+def test_text_survives_the_tokenizer(folder: Path, text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "tokens"),
+    [
+        ("smollm", "a  5", ["a", SPACE + SPACE, "5"]),
+        ("gpt-2", "a  5", ["a", SPACE, SPACE, "5"]),
+        ("gpt-2", "!h55", ["!", "h", "55"]),
+        ("qwen2", "!h55", ["!h", "5", "5"]),
+        ("qwen2", "e\u0301", [LETTERS[byte] for byte in b"e\xcc\x81"]),
+    ],
+)
+def test_text_is_split_as_the_file_says(
+    model: PreTrainedModel, tmp_path: Path, pre: str, text: str, tokens: list[str]
+) -> None:
+    convert_gguf(written(tmp_path / "a.gguf", model, pre=pre), tmp_path / "model")
+    assert Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")).encode(text).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architecture": "mamba"}, "plain Llama or Qwen2"),
+        ({"pre": "qwen3"}, "qwen3"),
+        ({"tensor": "rope_freqs.weight"}, "rope_freqs"),
+        ({"tensor": "blk.0.attn_output.bias"}, "attn_output.bias"),
+    ],
+)
+def test_rejects_files_that_it_does_not_support(
+    model: PreTrainedModel, tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        convert_gguf(written(tmp_path / "odd.gguf", model, **changes), tmp_path / "model")
+    assert not (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"\[train\]"):
+        convert_gguf(tmp_path / "a.gguf", tmp_path / "model")
+
+
+def test_a_file_is_converted_to_another_type_and_leaves_nothing_beside(model: PreTrainedModel, tmp_path: Path) -> None:
+    source = written(tmp_path / "model.gguf", model)
+    made = convert_model(source, tmp_path / "out" / "model", "bfloat16")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+    convert_gguf(source, tmp_path / "float32")
+    rounded, exact = (load_file(at / "model.safetensors") for at in (tmp_path / "out" / "model", tmp_path / "float32"))
+    assert rounded.keys() == exact.keys()
+    assert made.tensors == len(exact)
+    assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
+    with pytest.raises(UsageError, match="No such file"):
+        convert_model(tmp_path / "missing.gguf", tmp_path / "missing")
