@@ -15,8 +15,8 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from itertools import chain
@@ -85,7 +85,7 @@ def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
         _warn(f"{_place(kind, entries[0])} is ignored: harness1 has one of that name")
         return None
     _refuse_several(kind, name, map(_package, entries))
-    return _import(entries[0].load, _place(kind, entries[0])) if entries else None
+    return import_added(entries[0].load, _place(kind, entries[0])) if entries else None
 
 
 def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
@@ -102,14 +102,14 @@ def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
 
 
 def open_added(kind: str, name: str, opener: Callable[..., Any], *given: Any) -> Any:
-    """Return what the opener of a plugin makes of what it is given; raise UsageError if it fails or exits, but an error
-    of this package as it is."""
+    """Return what the opener of a plugin, or of one's own code, makes of what it is given; raise UsageError if it fails
+    or exits, but an error of this package as it is."""
     try:
         return opener(*given)
-    except (HarnessError, KeyboardInterrupt):
-        raise
     except BaseException as error:  # code of others may raise anything
-        raise UsageError(f"{_place(kind, _entries(kind)[name][0])} failed: {failure(error)}") from error
+        if isinstance(error, HarnessError) or is_interrupt(error):
+            raise
+        raise unfit(kind, name, f"failed: {failure(error)}") from error
 
 
 def unfit(kind: str, name: str, why: str) -> UsageError:
@@ -152,7 +152,7 @@ def load_own(name: str) -> Any:
     path = Path(found["place"]).expanduser().resolve()
     module, _ = _of_file(path)
     missing = object()
-    thing = _import(partial(getattr, module, found["name"], missing), str(path))
+    thing = import_added(partial(getattr, module, found["name"], missing), str(path))
     if thing is missing:
         raise UsageError(f"{path} has no {found['name']!r}{meant(found['name'], [*vars(module)])}")
     return thing
@@ -179,6 +179,39 @@ def name_here(thing: Any) -> str:
     except UsageError:
         name = re.sub(r"\W", "", getattr(thing, "__qualname__", type(thing).__qualname__).rpartition(".")[2])
         return f"__main__:{name}#{_code_digest(thing)}"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error ends the work, whatever code it comes out of: Ctrl-C, or the end of the task that waits.
+    Any other, that of `sys.exit` too, is a failure of that code."""
+    import asyncio  # not before: it takes as long to import as this package
+
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, KeyboardInterrupt)
+    with suppress(RuntimeError):  # there is no event loop in this thread
+        return bool((task := asyncio.current_task()) and task.cancelling())
+    return False
+
+
+@contextmanager
+def _as_exception() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or is_interrupt(error):
+            raise
+        raise RuntimeError(failure(error)) from error
+
+
+async def call_added(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Return what a function of others gives, called in a thread if it is no coroutine function; what would end the
+    process or the event loop there, as `sys.exit` does, is raised as RuntimeError."""
+    import asyncio
+
+    if inspect.iscoroutinefunction(function):
+        with _as_exception():
+            return await function(*given, **named)
+    return await asyncio.to_thread(_as_exception()(function), *given, **named)
 
 
 def failure(error: BaseException) -> str:
@@ -263,7 +296,7 @@ def _imported(path: Path, digest: str) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
-        _import(partial(spec.loader.exec_module, module), str(path))
+        import_added(partial(spec.loader.exec_module, module), str(path))
     except UsageError:
         del sys.modules[spec.name]
         raise
@@ -340,7 +373,8 @@ def _refuse_several(kind: str, name: str, owners: Iterable[str]) -> None:
         raise UsageError(f"{' and '.join(owners)} each have the {KINDS[kind]} {name!r}: a name has one owner")
 
 
-def _import(load: Callable[[], Any], place: str) -> Any:
+def import_added(load: Callable[[], Any], place: str) -> Any:
+    """Return what is loaded from code of others; raise UsageError, which begins with `place`, if that fails."""
     try:
         return load()
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import runpy
 import sys
 import threading
@@ -20,17 +21,18 @@ from harness1.config import Config, load_config
 from harness1.config.training import sum_of
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup, refuse_session_names
-from harness1.errors import ConfigError, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.plugins import load_own
 from harness1.policy.registry import open_policy, policy_of
 from harness1.records import Status
 from harness1.retrieval.open import FunctionRetriever, open_retriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult
-from harness1.reward import composite
+from harness1.reward import call_own, composite
 from harness1.reward.measures import Outcome
 from harness1.tools.tool import build_tool, text_tool
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, save_student
-from tests.support import ended_episode, make_env, play, run
+from tests.support import ended_episode, make_env, play, run, search
 
 FEW = (
     *(each for each in SHORT if not each.startswith("machine.device")),
@@ -386,6 +388,63 @@ def test_what_fails_in_code_of_ones_own_is_named_with_its_place(
     assert why in ended.err
     assert "ZeroDivisionError: division by zero" in ended.err
     assert "mine.py:" in ended.err
+
+
+ODD = """
+def fails(*given): END
+def shout(memory, env, word: str):
+    \"\"\"Shout.\"\"\"
+    END
+def lookup(word: str) -> str:
+    \"\"\"Look up.\"\"\"
+    END
+class Fails:
+    def __init__(self): END
+"""
+ENDS = {"raise SystemExit(0)": "SystemExit: 0", "raise KeyError(7)": "KeyError: 7"}
+ENDS |= {"raise GeneratorExit": "GeneratorExit", "import asyncio; raise asyncio.CancelledError": "CancelledError"}
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_own_code_that_would_end_the_process_has_failed(way: str, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.py"
+    odd.write_text(ODD.replace("END", way))
+    fails, task = load_own(f"{odd}:fails"), h.Task("t", "who?")
+    config = load_config(None, ["env.grep.on=false"], tools=[f"{odd}:lookup", f"{odd}:shout"])
+    of_the_user = [
+        lambda: call_own("odd", fails, ended_episode()),
+        lambda: run(policy_of(fails, f"{odd}:fails").open(task, 0).act(None)),
+        lambda: policy_of(load_own(f"{odd}:Fails"), f"{odd}:Fails"),
+        lambda: open_retriever(f"{odd}:Fails", config),
+    ]
+    for does in of_the_user:
+        with pytest.raises(UsageError, match=rf"{ENDS[way]}.*odd\.py:"):
+            does()
+    of_the_episode = [
+        lambda: play(make_env(config.env, retriever=open_retriever(f"{odd}:fails", config)), search("x")),
+        lambda: play(make_env(config.env), h.ToolCall("lookup", {"word": "x"})),
+        lambda: play(make_env(config.env), h.ToolCall("shout", {"word": "x"})),
+    ]
+    for does in of_the_episode[: 2 if "Generator" in way else 3]:  # that of a tool may be the end of its generator
+        with pytest.raises(InfrastructureFault, match=ENDS[way]):
+            does()
+
+
+def test_ctrl_c_and_the_end_of_its_task_are_no_failure_of_own_code() -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def waits(_: object) -> None:
+        await asyncio.sleep(60)
+
+    async def ends(given: Any) -> None:
+        async with asyncio.timeout(0.01):
+            await policy_of(given, "own").open(h.Task("t", "who?"), 0).act(None)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(ends(interrupted))
+    with pytest.raises(TimeoutError):
+        run(ends(waits))
 
 
 @dataclass

@@ -25,18 +25,17 @@ PROTOCOL_METHODS = {
     *("encode", "decode"),
 }
 FREE_STATEMENTS = 3
-BROAD = {
-    ("harness1/agents/judge.py", "reply_to"),
+BROAD = {("harness1/agents/judge.py", "reply_to"), ("harness1/models/vllm_engine.py", "_failing")}
+"""Where any exception is caught: a judge's process says what it could not send, and vLLM raises `Exception` itself over
+what its workers raise."""
+BROADEST = {("harness1/plugins.py", name) for name in ("import_added", "_said", "open_added", "_as_exception")} | {
     ("harness1/env/environment.py", "call_engine"),
-    ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/policy/registry.py", "act"),
     ("harness1/reward/__init__.py", "call_own"),
+    ("harness1/tools/tool.py", "memory_tool"),
 }
-"""Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes; vLLM
-raises `Exception` itself over what its workers raise; a plugin's module may raise anything when it is imported, and
-code of a user's own when it is called."""
-BROADEST = {("harness1/plugins.py", name) for name in ("_import", "_said", "open_added")}
-"""Where all but `KeyboardInterrupt` is caught: a plugin's module may raise what is no `Exception`."""
+"""Where all but an interrupt is caught: code of others may raise what is no `Exception`, when it is imported and when it
+is called, and must not end the other episodes."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -72,11 +72,14 @@ class SearchEnvironment(Environment):
         super().__init__()
         self._source, self._open_env, self._config, self._keep = source, open_env, config, keep
         self._driven: DrivenEpisode | None = None
+        self._closed = False
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **asked: Any
     ) -> SearchObservation:
         """Begin an episode of `index` in `split`, a `task_id` or a `query`; raise UsageError or InfrastructureFault."""
+        if self._closed:  # its socket may still be open, and its place is another's
+            raise UsageError("this session was closed, as nothing was asked for too long: connect again")
         if self._driven is not None:
             await self._driven.close()
         task = self._task(asked, seed or 0)
@@ -107,6 +110,7 @@ class SearchEnvironment(Environment):
 
     def close(self) -> None:
         """Close the episode that is under way; servers call it from a thread of their own."""
+        self._closed = True
         if self._driven is not None:
             self._driven.abandon()
 

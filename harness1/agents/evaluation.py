@@ -9,13 +9,14 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import UsageError
-from harness1.plain import digest
-from harness1.plugins import is_own, load_own
+from harness1.plain import digest, file_digest
+from harness1.plugins import import_added, is_own, load_own
 from harness1.records import (
     Episode,
     Hashes,
@@ -91,14 +92,18 @@ def open_evaluation(name: str) -> Evaluate:
     else:
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
-        try:
-            found = getattr(importlib.import_module(place), function, None)
-        except ImportError as error:
-            raise UsageError(f"--evaluate {place} cannot be opened: {error}") from error
+        found = getattr(import_added(partial(importlib.import_module, place), f"--evaluate {place}"), function, None)
     if not callable(found):
         raise UsageError(f"--evaluate {name}: {place} has no function {function}")
     evaluate: Evaluate = found
     return evaluate
+
+
+def digest_of(name: str) -> str:
+    """Return the sha256 of the file of an evaluation that was opened; empty if it is in none."""
+    place = name.rpartition(":")[0]
+    file = place if is_own(name) else getattr(sys.modules[place], "__file__", None)
+    return file_digest(Path(file).expanduser()) if file else ""
 
 
 def reward_of(evaluate: Evaluate, session: AgentSession) -> RewardRecord:

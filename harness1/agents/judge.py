@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from harness1.agents.evaluation import AgentSession, open_evaluation, reward_of
+from harness1.agents.evaluation import AgentSession, digest_of, open_evaluation, reward_of
 from harness1.data.apart import start_apart
-from harness1.errors import HarnessError, InfrastructureFault
+from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.plugins import failure
 from harness1.records import RewardRecord
 
@@ -36,20 +36,24 @@ class Worker(NamedTuple):
 
 class Judge:
     """Rates sessions by the function that `MODULE:FUNCTION` or `FILE.py:FUNCTION` names, each within some seconds.
-    Its processes stay as long as they answer."""
+    Its processes stay as long as they answer. Raises UsageError: as `open_evaluation`."""
 
     def __init__(self, evaluation: str, seconds: float) -> None:
-        self._evaluation, self._seconds = evaluation, seconds
+        open_evaluation(evaluation)
+        self._evaluation, self._digest, self._seconds = evaluation, digest_of(evaluation), seconds
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
         self._closed = False
 
     def rate(self, session: AgentSession) -> RewardRecord:
-        """Return the reward of a session; raise InfrastructureFault if the evaluation fails, takes too long, or returns
-        no finite numbers."""
-        worker = self._idle.pop() if self._idle else self._begin()
+        """Return the reward of a session; raise InfrastructureFault if the evaluation cannot be started, fails, takes
+        too long, returns no finite numbers, or is in a file that was edited since this judge was made."""
         try:
-            worker.line.send(session)
+            worker = self._idle.pop()
+        except IndexError:
+            worker = self._begin()
+        try:
+            worker.line.send((self._evaluation, self._digest, session))
             if not worker.line.poll(self._seconds):
                 raise InfrastructureFault(f"it took more than {self._seconds:g} s")
             error, reward = msgspec.msgpack.decode(worker.line.recv_bytes(MOST_REPLY), type=REPLY)
@@ -60,8 +64,10 @@ class Judge:
             self._end(worker)
             why = f"its reply cannot be read: {fault!r}" if code is None else f"its process ended ({code})"
             raise InfrastructureFault(why) from fault
-        except BaseException:
+        except BaseException as error:
             self._end(worker)
+            if isinstance(error, RecursionError):
+                raise InfrastructureFault("what the agent sent is nested too deeply to be judged") from error
             raise
         self._idle.append(worker)
         if reward is None:
@@ -78,12 +84,14 @@ class Judge:
             self._end(self._idle.pop())
 
     def _begin(self) -> Worker:
-        worker = Worker(*start_apart(__name__, stdout=2))  # standard output is the result of the command
+        try:
+            worker = Worker(*start_apart(__name__, stdout=2))  # standard output is the result of the command
+        except OSError as error:
+            raise InfrastructureFault(f"its process cannot be started: {error.strerror or error}") from error
         self._all.add(worker)
         if self._closed:
             self._end(worker)
             raise InfrastructureFault("the training has ended")
-        worker.line.send(self._evaluation)
         return worker
 
     def _end(self, worker: Worker) -> None:
@@ -96,15 +104,17 @@ class Judge:
 def serve(descriptor: int) -> None:
     """Rate sessions until the connection is closed."""
     with Connection(descriptor) as line, suppress(EOFError):
-        name = line.recv()
         while True:
-            line.send_bytes(reply_to(name, line.recv()))
+            line.send_bytes(reply_to(*line.recv()))
 
 
-def reply_to(name: str, session: AgentSession) -> bytes:
+def reply_to(name: str, digest: str, session: AgentSession) -> bytes:
     """Return the reward of a session, or why there is none, as it is sent."""
     try:
-        sent = msgspec.msgpack.encode(("", reward_of(open_evaluation(name), session)))
+        evaluate = open_evaluation(name)
+        if digest_of(name) != digest:  # half a training by one reward, and half by another, is none
+            raise UsageError(f"{name} was edited since the training began: put it back, or begin again")
+        sent = msgspec.msgpack.encode(("", reward_of(evaluate, session)))
         if len(sent) <= MOST_REPLY:
             return sent
         reason = f"its terms take more than {MOST_REPLY} bytes"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from harness1.agents.evaluation import AgentSession, episode_of, open_evaluation
+from harness1.agents.evaluation import AgentSession, episode_of
 from harness1.agents.judge import Judge
 from harness1.agents.process import agent_folder, arguments_of, run_command, sessions_folder
 from harness1.agents.sandbox import Sandbox, variables_of
@@ -209,7 +209,6 @@ def open_agent_training(
     base = resolve_model(ModelSpec.read(inputs.model).model)
     known = {"command": command, "evaluate": identity(evaluation)}
     hashes = Hashes(env=digest(known), policy=policy.hash, index="")
-    open_evaluation(evaluation)
     judge = Judge(evaluation, config.machine.episode_deadline_s)
     agent = Agent(command, judge, golds, hashes, environment, sandbox)
     publish = partial(publish_to, policy.model, base=base, versions=out / WEIGHTS)

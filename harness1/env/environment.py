@@ -5,7 +5,6 @@ record."""
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from harness1.memory.parts import POPULATED_TAG, history_line
 from harness1.memory.ranking import FITTED
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import digest, utf8_safe
+from harness1.plugins import call_added, is_interrupt
 from harness1.records import (
     Chunk,
     ChunkId,
@@ -158,15 +158,14 @@ class SearchEnv:
         call, ignored = choose([json_safe_call(action) for action in actions])
         memory, turn = self.state.memory, self.state.memory.turn
         steps = self._transition(call, ignored)
-        found = advance(steps)
-        if not isinstance(found, Observation):
-            try:
-                answer = await self.world.answer(found, memory)
-            except BaseException:
-                # Until it gets its answer, a transition changes only the turn count.
-                memory.turn = turn
-                raise
-            found = advance(steps, answer)
+        try:
+            found = advance(steps)
+            if not isinstance(found, Observation):
+                found = advance(steps, await self.world.answer(found, memory))
+        except BaseException:
+            # Until it gets its answer, a transition changes only the turn count.
+            memory.turn = turn
+            raise
         return self._finish(Turn(turn, tuple(calls), utf8_safe(reasoning), call, ignored=ignored), found)
 
     def replay(self, turn: Turn) -> Step:
@@ -388,10 +387,7 @@ class World:
 async def _consult(request: Consult) -> Answer:
     function, arguments = request.function, request.arguments
     try:
-        if inspect.iscoroutinefunction(function):
-            text = await function(**arguments)
-        else:
-            text = await asyncio.to_thread(function, **arguments)
+        text = await call_added(function, **arguments)
     except ToolError as error:
         return Answer(refused=utf8_safe(str(error))[: request.characters])
     if not isinstance(text, str):
@@ -412,8 +408,10 @@ async def call_engine(
                 result = await call()
         except TimeoutError as error:
             raise Transient(f"no answer within {machine.call_deadline_s:g} s") from error
-        except Exception as error:
+        except BaseException as error:
             # An engine may raise anything, and must not end the other episodes of a run.
+            if is_interrupt(error):
+                raise
             raise Transient(f"{type(error).__name__}: {error}") from error
         if isinstance(result, RetrievalFault | VerifierFault):
             raise Transient(result.message)

@@ -17,7 +17,17 @@ from harness1.errors import ConfigError, HarnessError, UsageError
 from harness1.models.spec import NAMES as MODELS
 from harness1.models.spec import SERVED, ModelSpec, is_model, list_released
 from harness1.plain import digest, meant
-from harness1.plugins import failure, find_plugin, identity, is_own, load_own, name_here, open_added, plugin_names
+from harness1.plugins import (
+    failure,
+    find_plugin,
+    identity,
+    is_interrupt,
+    is_own,
+    load_own,
+    name_here,
+    open_added,
+    plugin_names,
+)
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import Gold, Task, ToolCall
 
@@ -147,7 +157,7 @@ def policy_of(thing: Any, name: str = "") -> Policy:
     What has the methods of `Policy` is taken as it is. An object is copied for each episode; one that cannot be copied
     plays them all. Without a `name` it is called as it is found here. Raises UsageError: it decides nothing."""
     make = thing if inspect.isclass(thing) else None
-    example = make() if make else thing
+    example = open_added("policies", name or name_here(make), make) if make else thing
     if hasattr(example, "open") and hasattr(example, "hash") and hasattr(example, "name"):
         policy: Policy = example
         return policy
@@ -188,7 +198,7 @@ class OwnPolicy:
         self.name, self.hash, self._make = name, hash_, make
 
     def open(self, task: Task, seed: int) -> Session:
-        return OwnSession(self._make(), self.name)
+        return OwnSession(open_added("policies", self.name, self._make), self.name)
 
 
 class OwnSession:
@@ -203,9 +213,9 @@ class OwnSession:
             given = self._player.act(context) if hasattr(self._player, "act") else self._player(context)
             if inspect.isawaitable(given):
                 given = await given
-        except HarnessError:
-            raise
-        except Exception as error:  # code of others may raise anything
+        except BaseException as error:  # code of others may raise anything
+            if isinstance(error, HarnessError) or is_interrupt(error):
+                raise
             raise UsageError(f"the policy {self._name} failed: {failure(error)}") from error
         if isinstance(given, ToolCall):
             return Decision((given,))

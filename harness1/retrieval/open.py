@@ -4,7 +4,6 @@ plugin names an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from harness1.config import Config, Index, Machine
 from harness1.errors import ConfigError, UsageError
 from harness1.plain import digest, is_redacted, without_password
-from harness1.plugins import find_plugin, identity, is_own, load_own, open_added, plugin_names, whole_name
+from harness1.plugins import call_added, find_plugin, identity, is_own, load_own, open_added, plugin_names, whole_name
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
@@ -109,7 +108,7 @@ def open_own(name: str, config: Config) -> Retriever:
     and perhaps a `title` and a `score`. Raises UsageError: neither; ConfigError: a function, with `grep`."""
     found = load_own(name)
     if inspect.isclass(found):
-        retriever: Any = found()
+        retriever: Any = open_added("retrievers", name, found)
         if lacking := [each for each in ("info", "search", "grep", "read", "get") if not hasattr(retriever, each)]:
             raise UsageError(f"{name} is no retriever: it lacks {', '.join(lacking)}")
         made: Retriever = retriever
@@ -143,10 +142,7 @@ class FunctionRetriever:
 
     async def _search(self, request: SearchRequest) -> SearchResult:
         wanted = request.k + len(request.exclude)
-        if inspect.iscoroutinefunction(self._function):
-            found = await self._function(request.query, wanted)
-        else:
-            found = await asyncio.to_thread(self._function, request.query, wanted)
+        found = await call_added(self._function, request.query, wanted)
         hits: dict[DocId, Scored] = {}
         for rank, row in enumerate(found):
             if not isinstance(row, dict) or not isinstance(row.get("text"), str) or "id" not in row:

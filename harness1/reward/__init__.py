@@ -21,7 +21,7 @@ import msgspec
 
 from harness1.config import Config, Env, Reward
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.plugins import failure, is_own, load_plugin, short_name, unfit
+from harness1.plugins import failure, is_interrupt, is_own, load_plugin, short_name, unfit
 from harness1.records import (
     MOST_REWARD,
     Curated,
@@ -221,9 +221,9 @@ def call_own(name: str, value: Callable[[Thing], Any], rated: Thing) -> Any:
     """Return what a term of one's own gives; raise UsageError if it fails, but its InfrastructureFault as it is."""
     try:
         return value(rated)
-    except InfrastructureFault:
-        raise
-    except Exception as error:  # code of others may raise anything
+    except BaseException as error:  # code of others may raise anything
+        if isinstance(error, InfrastructureFault) or is_interrupt(error):
+            raise
         what = f"the reward term {name!r} failed for task {rated.task.task_id!r}"
         raise UsageError(f"{what}: {failure(error)}") from error
 

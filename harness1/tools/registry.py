@@ -22,6 +22,7 @@ from harness1.tools.tool import (
     Traits,
     build_tool,
     knows_memory,
+    memory_tool,
     one_line,
     text_tool,
 )
@@ -86,4 +87,4 @@ def plugin_tool(name: str) -> ToolFunction:
         raise unfit("tools", name, "must be a function of that name")
     if is_own(name) and function.__name__ in NAMES:
         raise unfit("tools", name, "has the name of a tool of harness1: call it something else")
-    return function if knows_memory(function) else text_tool(function)
+    return (memory_tool if knows_memory(function) else text_tool)(function)

@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from harness1.config import Env
-from harness1.errors import UsageError
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.working_memory import WorkingMemory
+from harness1.plugins import failure, is_interrupt
 from harness1.records import DocId, Hit, Note, Observation, Ranking, Record, ToolCall, UnitId, Verdict
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN
 
@@ -198,6 +199,25 @@ def text_tool(function: Callable[..., Any]) -> ToolFunction:
         return Observation(function.__name__, notes=(Note(SAID, {"text": answer.text}),))
 
     return ask
+
+
+def memory_tool(function: ToolFunction) -> ToolFunction:
+    """Return the tool of a function of others that works on the memory; it raises InfrastructureFault if it fails."""
+
+    @functools.wraps(function)
+    def work(memory: WorkingMemory, env: Env, **arguments: Any) -> Steps:
+        try:
+            result = function(memory, env, **arguments)
+            found: object = result if isinstance(result, Observation) else (yield from result)
+            if isinstance(found, Observation):
+                return found
+            raise TypeError(f"it returned {type(found).__name__}, not an observation")
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) or is_interrupt(error):  # or nobody waits for it any more
+                raise
+            raise InfrastructureFault(f"the tool {function.__name__} failed: {failure(error)}") from error
+
+    return work
 
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:

@@ -8,15 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.runs.journal import latest_episodes
 from tests.adapters.peers import harness1, next_call, scratch_index, serving_openenv, shown_in
-from tests.support import command_process
+from tests.support import command_process, make_env, wait_for
 
 GenericEnvClient: Any = pytest.importorskip(
     "openenv.core.generic_client", reason="openenv is not installed"
@@ -80,6 +83,46 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
 
     with serving_openenv(str(index), "--sessions", "2") as address:
         assert asyncio.run(leaves(address))["reward"] is not None
+
+
+def test_a_session_without_a_call_gives_up_its_place_and_cannot_take_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from openenv.core.env_server import http_server
+    from starlette.testclient import TestClient
+
+    from harness1.adapters.openenv import IDLE_S, openenv_app
+
+    looks: list[float] = []
+
+    class Hurried:
+        """Sleeps for a moment instead."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds: float) -> None:
+            looks.append(seconds)
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(http_server, "asyncio", Hurried())
+    app = openenv_app(open_source("world:120"), make_env, Config(), sessions=1)
+
+    def asked(client: Any, kind: str, **data: object) -> dict[str, Any]:
+        client.send_json({"type": kind, "data": data})
+        answer: dict[str, Any] = client.receive_json()["data"]
+        return answer
+
+    with TestClient(app) as server, server.websocket_connect("/ws") as idle:
+        assert asked(idle, "reset", split="test", index=0)["observation"]
+        with server.websocket_connect("/ws") as newcomer:
+            assert newcomer.receive_json()["data"]["code"] == "CAPACITY_REACHED"
+        later = time.time() + IDLE_S + 1.0
+        monkeypatch.setattr(http_server, "time", SimpleNamespace(time=lambda: later))
+        seen = len(looks)
+        wait_for(lambda: len(looks) > seen + 2)
+        with server.websocket_connect("/ws") as newcomer:
+            assert asked(newcomer, "reset", split="test", index=1)["observation"]
+            assert "was closed" in asked(idle, "reset", split="test", index=0)["message"]
+            assert asked(newcomer, "reset", split="test", index=1)["observation"]
 
 
 def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, index: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -65,6 +69,8 @@ if manner == "greedy":
         except urllib.error.HTTPError as error:
             refused += error.code == 429
     print("refused", refused)
+if manner == "telling":
+    print(os.environ["OPENAI_BASE_URL"])
 if manner == "good":
     ask("And then?", history)
     open("delivered.txt", "w").write("D1\\nD9\\n")
@@ -76,7 +82,7 @@ class Beside(Judge):
     """A judge in this process."""
 
     def __init__(self, evaluate: Evaluate) -> None:
-        super().__init__("", 1.0)
+        super().__init__("harness1.agents.evaluation:delivered_f1", 1.0)
         self.evaluate = evaluate
 
     def rate(self, session: AgentSession) -> RewardRecord:
@@ -223,6 +229,28 @@ def test_what_an_agent_started_ends_with_it_whatever_session_it_is_in(tmp_path: 
     assert len(list(read_calls(tmp_path / "sessions"))) == 2
 
 
+def test_no_call_passes_that_names_an_ended_session_another_or_none(tmp_path: Path) -> None:
+    codes = []
+
+    def calls_late(session: AgentSession) -> float:
+        foreign, ways = "session-000000-000000-000000", ("authorization", "x-api-key", "x-session-id", "")
+        for path, key, way in product(("chat/completions", "messages"), (session.name, foreign, ""), ways):
+            named = {way: f"Bearer {key}" if way == "authorization" else key} if way else {}
+            url = f"{session.output.strip()}/{path}" + (f"?session={key}" if not way else "")
+            body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "late"}]})
+            sent = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json", **named})
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(sent, timeout=20)
+            codes.append(refused.value.code)
+        return 1.0
+
+    played = Played(tmp_path)
+    played.judge = Beside(calls_late)
+    (episode,) = played.play(tasks_of("telling"))
+    assert (episode.status, codes) == (Status.COMPLETED, [410] * 24)
+    assert len(list(read_calls(tmp_path / "sessions"))) == 1
+
+
 def test_twenty_sessions_run_at_once(tmp_path: Path) -> None:
     machine = msgspec.structs.replace(CONFIG.machine, concurrency=20, episode_deadline_s=120.0)
     played = Played(tmp_path, config=msgspec.structs.replace(CONFIG, machine=machine))
@@ -244,7 +272,7 @@ def test_an_evaluation_is_named_by_module_or_by_file(tmp_path: Path) -> None:
     assert open_evaluation("harness1.agents.evaluation:delivered_f1") is delivered_f1
     session = AgentSession(name="s", task=tasks_of("good")[0], folder=tmp_path)
     assert reward_of(open_evaluation(f"{tmp_path}/judge.py:one"), session).total == 1.0
-    for wrong in ("judge", "no_such_module:f", f"{tmp_path}/judge.py:two", f"{tmp_path}/none.py:f"):
+    for wrong in ("judge", "no_such_module:f", ".odd:f", f"{tmp_path}/judge.py:two", f"{tmp_path}/none.py:f"):
         with pytest.raises(UsageError):
             open_evaluation(wrong)
     for odd in (float("nan"), 10**400, {"a": 1e308, "b": 1e308}, {"a": 1e12, "b": 1e12}):

@@ -11,7 +11,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -22,6 +25,7 @@ from harness1.agents.process import find_sandbox, remove, run_command
 from harness1.agents.sandbox import WAYS, Sandbox, closed_paths, inherit, is_possible, needed_paths, variables_of
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Status
+from harness1.rows.calls import RecordedCall
 from tests.agents.test_agent_sessions import AGENT, CONFIG, Played, tasks_of
 from tests.support import run, wait_for
 
@@ -397,7 +401,12 @@ def test_a_judge_that_fails_fails_for_its_session_alone(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(JUDGES)
     judge, hasty = (Judge(f"{tmp_path}/judge.py:by_manner", seconds) for seconds in (60.0, 2.0))
     session = AgentSession(name="s", task=tasks_of("good")[0], folder=tmp_path)
-    wrong = {"fails": "no luck", "leaves": r"ended \(3\)", "dies": r"ended \(-6\)", "nothing": "finite"}
+    wrong = {
+        "fails": "no luck",
+        "leaves": r"SystemExit: 3 \(.*judge\.py:4",
+        "dies": r"ended \(-6\)",
+        "nothing": "finite",
+    }
     wrong |= {
         "numbers": "names",
         "torn": "surrogates",
@@ -418,6 +427,32 @@ def test_a_judge_that_fails_fails_for_its_session_alone(tmp_path: Path) -> None:
         judge.close()
     with pytest.raises(InfrastructureFault):
         judge.rate(session)
+
+
+def test_a_judge_that_cannot_be_started_or_asked_or_was_edited_is_a_fault_of_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, task = tmp_path / "judge.py", tasks_of("good")[0]
+    file.write_text("def one(session): return 1.0\n")
+    session = AgentSession(name="s", task=task, folder=tmp_path)
+    deep: Any = 1
+    for _ in range(900):  # as deep as the proxy decodes
+        deep = {"a": deep}
+    call = RecordedCall(call_id="c", session_id="s", dialect="openai", request={"messages": deep})
+    with closing(Judge(f"{file}:one", 60.0)) as judge:
+        with monkeypatch.context() as broken:
+            broken.setattr("harness1.data.apart.subprocess.Popen", Mock(side_effect=BlockingIOError(11, "too many")))
+            with pytest.raises(InfrastructureFault, match="its process cannot be started: too many"):
+                judge.rate(session)
+        assert judge.rate(session).total == 1.0
+        with pytest.raises(InfrastructureFault, match="nested too deeply"):
+            judge.rate(msgspec.structs.replace(session, calls=(call,)))
+        assert judge.rate(session).total == 1.0
+        file.write_text("def one(session): return 2.0\n")
+        with pytest.raises(InfrastructureFault, match=r"judge\.py:one was edited since the training began"):
+            judge.rate(session)
+        file.write_text("def one(session): return 1.0\n")
+        assert judge.rate(session).total == 1.0
 
 
 def test_a_session_whose_judge_fails_is_counted_and_the_others_go_on(tmp_path: Path) -> None:
