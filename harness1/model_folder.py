@@ -17,6 +17,7 @@ PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 """Suffixes of the files that decide a model's output; scripts, cards and other formats of the same weights do not."""
 OTHER_FORMATS = ("onnx", "openvino")
+CONFIG = "config.json"
 CHECKPOINT = "checkpoint.json"
 CARDS = frozenset({"stage.json", CHECKPOINT, "data_card.json"})
 """Files that describe a model trained here and have no effect on its output."""
@@ -43,9 +44,10 @@ def model_folder(spec: str, *, fetch: bool = True) -> Path:
     sentence-transformers."""
     if spec.startswith(PACKAGED):
         return _packaged_model(spec.removeprefix(PACKAGED))
-    folder = Path(spec).expanduser()
-    if folder.is_dir():
-        return folder
+    with refusing(f"no model at {spec!r}"):  # a name too long for a path, a home of nobody
+        folder = Path(spec).expanduser()
+        if spec and folder.is_dir():
+            return folder
     if not spec or folder.is_absolute() or spec.startswith((".", "~")) or len(folder.parts) > 2:
         raise UsageError(f"no model at {spec!r}")
     with optional("dense", "sentence-transformers"):
@@ -63,9 +65,10 @@ def model_folder(spec: str, *, fetch: bool = True) -> Path:
 
 
 def _packaged_model(module: str) -> Path:
+    # A module within another would be looked for by running that other.
     try:
-        package = importlib.util.find_spec(module)
-    except (ModuleNotFoundError, ValueError):
+        package = importlib.util.find_spec(module) if module.isidentifier() else None
+    except ValueError:  # a module of this process that was not imported by its name
         package = None
     for folder in (package.submodule_search_locations or []) if package else []:
         for path in sorted(Path(folder).rglob("modules.json")):
@@ -117,7 +120,8 @@ def base_folder(folder: Path) -> Path:
     named = base_name(folder)
     try:
         places = (folder / named, fetched_models() / named) if named else ()
-        base = next((place for place in places if place.is_dir()), None)
+        with refusing(f"no model at {named!r}"):
+            base = next((place for place in places if place.is_dir()), None)
         base = base or model_folder(named, fetch=_card_of(folder).adapter_base != "")
     except HarnessError as error:
         raise UsageError(
@@ -127,6 +131,8 @@ def base_folder(folder: Path) -> Path:
         ) from error
     if holds_adapters(base):
         raise UsageError(f"the base {base} of {folder} has adapters of its own: harness1 models merge it first")
+    if not (base / CONFIG).is_file():  # such as `/`, all of which would be read for its hash
+        raise UsageError(f"the base {base} of {folder} is no model: it has no {CONFIG}")
     return base
 
 
@@ -176,8 +182,8 @@ def open_tensors(folder: Path, stack: ExitStack, framework: Literal["pt", "np"] 
         for path in sorted(folder.glob("*.safetensors")):
             file: Any = stack.enter_context(safe_open(path, framework=framework))
             files |= dict.fromkeys(file.keys(), file)
-    if not files or not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
+    if not files or not (folder / CONFIG).is_file():
+        raise UsageError(f"{folder} is not a model: it needs {CONFIG} and safetensors weights")
     return files
 
 

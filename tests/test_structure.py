@@ -34,8 +34,8 @@ BROADEST = {("harness1/plugins.py", name) for name in ("import_added", "_said", 
     ("harness1/reward/__init__.py", "call_own"),
     ("harness1/tools/tool.py", "memory_tool"),
 }
-"""Where all but an interrupt is caught: code of others may raise what is no `Exception`, when it is imported and when it
-is called, and must not end the other episodes."""
+"""Where all but an interrupt is caught: code of others may raise what is no `Exception`, when it is imported and when
+it is called, and must not end the other episodes."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -86,7 +86,6 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
 
 
 def test_a_session_without_a_call_gives_up_its_place_and_cannot_take_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from openenv.core.env_server import http_server
     from starlette.testclient import TestClient
 
     from harness1.adapters.openenv import IDLE_S, openenv_app
@@ -103,7 +102,7 @@ def test_a_session_without_a_call_gives_up_its_place_and_cannot_take_it_back(mon
             looks.append(seconds)
             await asyncio.sleep(0.001)
 
-    monkeypatch.setattr(http_server, "asyncio", Hurried())
+    monkeypatch.setattr("openenv.core.env_server.http_server.asyncio", Hurried())
     app = openenv_app(open_source("world:120"), make_env, Config(), sessions=1)
 
     def asked(client: Any, kind: str, **data: object) -> dict[str, Any]:
@@ -116,7 +115,7 @@ def test_a_session_without_a_call_gives_up_its_place_and_cannot_take_it_back(mon
         with server.websocket_connect("/ws") as newcomer:
             assert newcomer.receive_json()["data"]["code"] == "CAPACITY_REACHED"
         later = time.time() + IDLE_S + 1.0
-        monkeypatch.setattr(http_server, "time", SimpleNamespace(time=lambda: later))
+        monkeypatch.setattr("openenv.core.env_server.http_server.time", SimpleNamespace(time=lambda: later))
         seen = len(looks)
         wait_for(lambda: len(looks) > seen + 2)
         with server.websocket_connect("/ws") as newcomer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,20 @@ def test_a_base_is_relative_to_the_folder_and_a_missing_or_adapted_one_is_named(
     shutil.rmtree(base)
     with pytest.raises(UsageError, match=r"need their base model, .* none at .*base.*base_model_name_or_path"):
         load_causal_model(tmp_path / "out", "cpu", "float32")
+
+
+NO_MODELS = ("", ".", "..", "/", "/proc", "~nosuchuser/x", "x" * 5000, "../" * 2000, "\0", "file:///etc", "https://a/b")
+NO_PACKAGES = ("package:", "package:.x", "package:this.x", "package:__main__", "package:json")
+
+
+@pytest.mark.parametrize("named", [*NO_MODELS, *NO_PACKAGES], ids=lambda name: name[:20])
+def test_a_base_that_is_no_model_is_refused_unread_and_runs_nothing(tmp_path: Path, base: Path, named: str) -> None:
+    save_adapters(tmp_path / "out", base)
+    settings(tmp_path / "out", base_model_name_or_path=named)
+    for reads in (base_folder, folder_hash):
+        with pytest.raises(UsageError, match=r"is no model|need their base model|adapters of its own"):
+            reads(tmp_path / "out")
+    assert "this" not in sys.modules
 
 
 def test_a_base_on_the_hub_is_fetched_only_if_a_card_has_its_hash(
