@@ -64,10 +64,11 @@ class Judge:
             self._end(worker)
             why = f"its reply cannot be read: {fault!r}" if code is None else f"its process ended ({code})"
             raise InfrastructureFault(why) from fault
-        except BaseException as error:
+        except RecursionError as deep:
             self._end(worker)
-            if isinstance(error, RecursionError):
-                raise InfrastructureFault("what the agent sent is nested too deeply to be judged") from error
+            raise InfrastructureFault("what the agent sent is nested too deeply to be judged") from deep
+        except BaseException:
+            self._end(worker)
             raise
         self._idle.append(worker)
         if reward is None:
