@@ -235,7 +235,7 @@ _BRACE = re.compile(r"\s*\}")
 _UNDOUBLED = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|\{\{|\}\}', re.DOTALL)
 _PYTHON = re.compile(
     r"""("[^"\\]*(?:\\.[^"\\]*)*")|'([^'\\]*(?:\\.[^'\\]*)*)'|\b(True|False|None)\b"""
-    r"""|([A-Za-z_]\w*)\s*(?:=(?!=)|:(?=\s*["'\[{\dtfn-]))""",
+    r"""|\b([A-Za-z_]\w*+)\s*+(?:=(?!=)|:(?=\s*["'\[{\dtfn-]))""",
     re.DOTALL,
 )
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
