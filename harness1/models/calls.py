@@ -23,6 +23,7 @@ THINK, THOUGHT = "<think>", "</think>"
 """Tags that models put around their thoughts."""
 WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
 """Names under which models wrap several calls into one."""
+_LIMITS = ("maxLength", "maxItems", "maxProperties")
 _MARKER = re.compile(r"<\|[^|<>]*\|>")
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*'
 _BRACES = re.compile(rf'{_STRING}"?|[{{}}]', re.DOTALL)
@@ -157,6 +158,18 @@ def without_controls(messages: Sequence[Message]) -> list[Message]:
 def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Return tools as OpenAI function declarations."""
     return [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in specs]
+
+
+def without_limits(schema: Any) -> Any:
+    """Return a schema without the most that it allows, which is checked in a call anyway: llama.cpp refuses a request
+    whose schemas need as long a grammar as 256 handles of 500 characters do."""
+    if isinstance(schema, list):
+        return [without_limits(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # A parameter may have such a name too; what it stands for is a schema, and no number.
+    kept = {name: part for name, part in schema.items() if name not in _LIMITS or not isinstance(part, int)}
+    return {name: without_limits(part) for name, part in kept.items()}
 
 
 def _restate(piece: Piece) -> Said | None:

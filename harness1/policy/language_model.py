@@ -27,6 +27,7 @@ from harness1.models.calls import (
     tools_of,
     unwrap_calls,
     without_controls,
+    without_limits,
 )
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
 from harness1.models.dialects import Reading, decode_arguments, fit_calls, read_message, text_of
@@ -248,7 +249,7 @@ class ChatCompletionsSession:
         body = {
             "model": policy.model,
             "messages": messages,
-            "tools": tools_of(context.tools),
+            "tools": without_limits(tools_of(context.tools)),
             "temperature": settings.temperature,
             "top_p": 1.0,
             "seed": seed,

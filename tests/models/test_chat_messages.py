@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness1.config import Env, Rendering
 from harness1.env.pieces import group_messages, piece
 from harness1.env.render import Context
-from harness1.models.calls import NOT_EXECUTED, Message, Said, messages_of, tools_of
+from harness1.models.calls import NOT_EXECUTED, Message, Said, messages_of, tools_of, without_limits
 from harness1.tools.registry import Toolbox
 from tests.support import call, curate, make_env, play, search, text_of
 
@@ -129,3 +131,13 @@ def test_tools_are_declared_as_functions_with_their_schemas() -> None:
         assert each["type"] == "function"
         assert each["function"]["description"] == spec.description
         assert each["function"]["parameters"]["type"] == "object"
+
+
+def test_a_server_is_told_no_limits_of_a_schema_for_which_its_grammar_would_be_too_long() -> None:
+    handles = {"type": "array", "items": {"type": "string", "maxLength": 500}, "maxItems": 256, "minItems": 1}
+    schema = {"anyOf": [handles, {"type": "object", "properties": {"maxItems": handles}, "maxProperties": 9}]}
+    kept = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+    assert without_limits(schema) == {"anyOf": [kept, {"type": "object", "properties": {"maxItems": kept}}]}
+    sent = msgspec.json.encode(without_limits(tools_of(Toolbox.of(Env()).specs))).decode()
+    assert "add_ids" in sent
+    assert not re.search(r'"max[A-Z]', sent)
