@@ -48,7 +48,7 @@ def read_golds(dataset: str, split: str) -> dict[str, Gold]:
 class InspectModel:
     """Answers posts of chat completions with Inspect's active model, so that each is an event in its log."""
 
-    async def post(self, path: str, body: Any, kind: type[Answer]) -> Answer:
+    async def post(self, path: str, body: Any, kind: type[Answer], ended: object = None) -> Answer:
         """Generate once; a model's failure is raised as Inspect raises it, and ends the sample."""
         messages = await messages_from_openai(body["messages"])
         tools = [

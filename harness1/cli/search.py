@@ -15,7 +15,7 @@ from typer import Argument, Exit, Option
 
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tools, place_of, resolve
 from harness1.cli.policies import PolicyName
-from harness1.cli.printing import print_json, program, put, say_torn
+from harness1.cli.printing import print_json, program, put, say, say_torn
 from harness1.cli.progress import Terminal, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import Files, add_to_index, delete_from_index, ensure_index, files_of, left_out_of
@@ -28,7 +28,7 @@ from harness1.episodes.single import play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.parts import telling_argument
 from harness1.plain import counted, printable, without_password
-from harness1.policy.registry import needs_gold
+from harness1.policy.registry import fit_window, needs_gold
 from harness1.records import Episode, Observation, Status, StopReason, ToolCall, UnitId
 from harness1.retrieval.files import check_index
 from harness1.retrieval.open import build_engine
@@ -57,7 +57,10 @@ def search(
     if needs_gold(policy):
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Terminal(stderr=as_json, quiet=as_json)
-    settings = resolve(config, overrides, policy, tools=tools)
+    given = resolve(config, overrides, policy, tools=tools)
+    settings = fit_window(policy, given)
+    if settings.env != given.env:
+        say(f"The server of the model reads {settings.env.context_window} tokens: env.context_window is set to that.")
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     files, task = files_of(index), question_task(question)

@@ -75,7 +75,8 @@ class Model(Keyed):
     tokenizer: str = ""  # The tokenizer's location for a model behind a server, if the model's name does not give it.
     foreign: bool = False  # Accept a model that was trained here for another environment or format.
     key: str = ""  # Key for a model behind a server.
-    timeout_s: Seconds = 300.0  # Seconds for one request to a server; one without a GPU may need more.
+    timeout_s: Seconds = 300.0
+    """Seconds for one request to a server, or for each part of an answer that is sent as it is written."""
 
 
 class Fleet(Keyed):
@@ -102,7 +103,8 @@ class Machine(Keyed):
     attempts: Positive = 3  # Tries of a retriever or verifier before its fault invalidates the episode.
     call_deadline_s: Seconds = 30.0  # Seconds for one call of a retriever or a verifier; a later answer is a fault.
     episode_deadline_s: Seconds = 600.0
-    """Seconds for one episode, calls of models included; a longer one ends as an infrastructure fault."""
+    """Seconds for one episode; a longer one ends as an infrastructure fault. Calls of models count, but for those whose
+    server sends its answer as it writes it (llama.cpp, Ollama), each part of which has `model.timeout_s`."""
     embedder: str = ""  # The folder of an index's embedding model here; empty: its location when the index was built.
     reranker: str = ""  # A name or local folder of a cross-encoder for sentence-transformers.
     device: str = ""  # For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one.

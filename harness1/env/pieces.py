@@ -5,10 +5,13 @@ equal the token ids of the whole, for byte-level and word-level tokenizers alike
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+import msgspec
 
 from harness1.config import Env
 from harness1.env.view import MemoryView, QueryView
@@ -92,19 +95,56 @@ class TokenCounter(Protocol):
         """Return the tokens that a message adds around its pieces if it begins with this one."""
 
 
+PerToken = tuple[float, float, float]
+"""Characters of a token, by kind: see `kinds_of`."""
+TEMPLATE, TEMPLATE_TOOL = 100, 16  # tokens that a model's template adds to declarations of tools, and to each
+
+
+def kinds_of(text: str) -> tuple[int, int, int]:
+    """Return the characters of a text of one byte in UTF-8, of two, as most alphabets have, and of more, as Han has."""
+    if text.isascii():
+        return len(text), 0, 0
+    ascii_only = len(text.encode("ascii", "ignore"))
+    others = len(text) - ascii_only
+    larger = min(len(text.encode("utf-8", "replace")) - ascii_only - 2 * others, others)
+    return ascii_only, others - max(larger, 0), max(larger, 0)
+
+
 class ApproximateCounter:
-    """Counts four characters as a token: for policies without a model, and the same on every machine."""
+    """Counts four characters as a token: for policies without a model, and the same on every machine. Or as many as
+    `per_token` says, for a model behind a server. The hash holds them, so that a record says how it was counted."""
 
     hash = "characters/4"
 
+    def __init__(self, per_token: PerToken | None = None) -> None:
+        self._per_token = per_token
+        if per_token:
+            self.hash = "characters/" + ",".join(map(str, per_token))
+
+    @classmethod
+    def of_hash(cls, hash_: str) -> Self | None:
+        """Return the counter with this hash; None if it is of another class."""
+        kind, _, numbers = hash_.partition("/")
+        if kind != "characters":
+            return None
+        return cls() if hash_ == cls.hash else cls(msgspec.convert(numbers.split(","), PerToken, strict=False))
+
     def piece(self, piece: Piece) -> int:
-        return approximate_tokens(piece.text)
+        return self._count(piece.text)
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        return sum(approximate_tokens(f"{one.name} {one.description} {json.dumps(one.parameters)}") for one in specs)
+        declared = sum(self._count(f"{one.name} {one.description} {json.dumps(one.parameters)}") for one in specs)
+        # A chat template of a model adds rules, and the shape of a declaration.
+        return declared + (TEMPLATE + TEMPLATE_TOOL * len(specs) if self._per_token else 0)
 
     def overhead(self, first: Piece) -> int:
         return 4
+
+    def _count(self, text: str) -> int:
+        if self._per_token is None:
+            return approximate_tokens(text)
+        sizes = zip(kinds_of(text), self._per_token, strict=True)
+        return math.ceil(sum(characters / each for characters, each in sizes))
 
 
 def counter_of(policy: object) -> TokenCounter:

@@ -111,7 +111,7 @@ class _Record:
             async with deadline:
                 context = await env.reset(task)
                 session = policy.open(task, seed)
-                return await self._steps(session, context), None
+                return await self._steps(session, context, deadline), None
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -125,9 +125,15 @@ class _Record:
             self.segments |= cut.segments
         return stop, error
 
-    async def _steps(self, session: Session, context: Context | None) -> StopReason:
+    async def _steps(self, session: Session, context: Context | None, deadline: asyncio.Timeout) -> StopReason:
+        clock, unhurried = asyncio.get_running_loop().time, getattr(session, "unhurried", False)
         while context is not None:
+            begun, end = clock(), deadline.when()
+            if unhurried:
+                deadline.reschedule(None)
             decision = await session.act(context)
+            if unhurried and end is not None:
+                deadline.reschedule(end + clock() - begun)
             self._lap("policy")
             self.segments |= decision.segments
             if decision.parse_error is not None or not decision.actions:
@@ -259,8 +265,7 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine:
 
 def counter_of_record(episode: Episode) -> TokenCounter:
     """Return what counted an episode's tokens, or its recorded counts if that was a model's tokenizer."""
-    approximate = ApproximateCounter()
-    return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
+    return ApproximateCounter.of_hash(episode.hashes.counter) or RecordedCounter(episode)
 
 
 def _same_environment(env: Env, episode: Episode) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from harness1.errors import InfrastructureFault, UsageError, optional
+from harness1.http.chat_stream import ChatStream
 from harness1.plain import secrets_of, without_password, without_secrets
 from harness1.records import Record
 
@@ -94,9 +95,15 @@ class HttpClient:
         self._lines: dict[asyncio.AbstractEventLoop, tuple[Line, AsyncGenerator[Line, None]]] = {}
 
     async def exchange(
-        self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: bytes | None,
+        limit: int,
+        headers: Mapping[str, str] | None = None,
+        feed: Callable[[bytes], bool] | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes."""
+        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes. A
+        stream of events goes to `feed` instead, until that returns True; then the connection is closed."""
         from httpx import DecodingError
 
         (session, _), url = await self._line(), self.url + path
@@ -106,8 +113,13 @@ class HttpClient:
             if coding != "identity":
                 raise DecodingError(f"a compressed answer ({coding[:20]}), which nobody asked for")
             answer, blocks = bytearray(), cast("AsyncGenerator[bytes]", response.aiter_raw())
+            is_stream = response.status_code == 200 and is_events(response.headers)
             async with aclosing(blocks):
                 async for block in blocks:
+                    if feed is not None and is_stream:
+                        if feed(block):
+                            break
+                        continue
                     answer += block
                     if len(answer) > limit:
                         break
@@ -117,13 +129,29 @@ class HttpClient:
         """Return the semaphore of requests on this event loop; waiting for it is no part of a request's time."""
         return (await self._line())[1]
 
-    async def ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        """Exchange a body and decode the answer as `kind` (`bytes`: as it is); return any failure as a fault."""
+    async def ask(
+        self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float, stream: ChatStream | None = None
+    ) -> Answer | HttpFault:
+        """Exchange a body and decode the answer as `kind` (`bytes`: as it is); return any failure as a fault. `stream`:
+        joins an answer that comes as one, of which each part may take `timeout_s`."""
         status, wait, connected = None, None, True
+        accept = {"Accept": "text/event-stream, application/json" if stream else "application/json"}
         try:
-            async with asyncio.timeout(timeout_s):
-                status, headers, answer = await self.exchange(path, body, ANSWER_BYTES, {"Accept": "application/json"})
-            if len(answer) > ANSWER_BYTES:
+            async with asyncio.timeout(timeout_s) as clock:
+
+                def feed(block: bytes) -> bool:
+                    clock.reschedule(asyncio.get_running_loop().time() + timeout_s)
+                    return stream is not None and stream.feed(block)
+
+                fed = feed if stream else None
+                status, headers, answer = await self.exchange(path, body, ANSWER_BYTES, accept, fed)
+            if stream and status == 200 and is_events(headers):
+                if stream.error is None:
+                    return msgspec.convert(stream.completion(), kind)
+                code = stream.error.get("code") if isinstance(stream.error, dict) else None
+                status = code if isinstance(code, int) and 300 <= code < 600 else 500
+                reason = f"{status} {error_text(msgspec.json.encode({'error': stream.error}), self._secrets)}"
+            elif len(answer) > ANSWER_BYTES:
                 reason = f"an answer larger than {ANSWER_BYTES} bytes"
             elif status == 200:
                 return cast(Answer, answer) if kind is bytes else msgspec.json.decode(answer, type=kind)
@@ -180,6 +208,11 @@ def read_token(file: str) -> str:
     if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
         raise UsageError(f"{file} must hold one word of at least {SHORTEST_TOKEN} ASCII characters: a token")
     return token
+
+
+def is_events(headers: Mapping[str, str]) -> bool:
+    """Return True if an answer is a stream of server-sent events."""
+    return headers.get("Content-Type", "").lower().startswith("text/event-stream")
 
 
 def is_address(url: str) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from harness1.config import Machine
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable, Unreadable
+from harness1.http.chat_stream import ChatStream, Ended
 from harness1.http.client import HttpClient, HttpFault, Transient, is_address, retry
 from harness1.plain import utf8_safe, without_password
 from harness1.records import Record
@@ -19,9 +20,10 @@ Messages = list[dict[str, str]]
 
 
 class Endpoint(Protocol):
-    """What posts a body and decodes the answer as `kind`, as `ModelEndpoint` does; it raises a `HarnessError`."""
+    """What posts a body and decodes the answer as `kind`, as `ModelEndpoint` does; it raises a `HarnessError`. `ended`
+    is given for a body that asks for a stream."""
 
-    async def post(self, path: str, body: object, kind: type[Answer]) -> Answer: ...
+    async def post(self, path: str, body: object, kind: type[Answer], ended: Ended | None = None) -> Answer: ...
 
 
 class ChatRoute:
@@ -33,7 +35,9 @@ class ChatRoute:
         self._endpoint, self._free, self._instead = endpoint, free, instead or {}
         self._refused: frozenset[str] = frozenset()
 
-    async def post(self, body: Mapping[str, Any], kind: type[Answer]) -> tuple[Answer, dict[str, Any]]:
+    async def post(
+        self, body: Mapping[str, Any], kind: type[Answer], ended: Ended | None = None
+    ) -> tuple[Answer, dict[str, Any]]:
         """Return the answer and the body that led to it; raise `Refusal` only if no parameter can be dropped."""
         refused = self._refused
         free = [name for name, value in self._free.items() if name in body and body[name] == value]
@@ -43,7 +47,8 @@ class ChatRoute:
             if "max_tokens" in refused and "max_tokens" in sent:
                 sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
             try:
-                answer = await self._endpoint.post("/chat/completions", sent, kind)
+                watched = [ended] if ended and sent.get("stream") else []
+                answer = await self._endpoint.post("/chat/completions", sent, kind, *watched)
             except Refusal as refusal:
                 said = str(refusal)
                 named = [name for name in free if name not in refused and re.search(rf"\b{name}\b", said)]
@@ -166,8 +171,9 @@ class ModelEndpoint:
         """The address without its password."""
         return without_password(self.client.url)
 
-    async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
-        """Post a body (bytes count as JSON) and decode the answer as `kind` (`bytes`: as it is).
+    async def post(self, path: str, body: object, kind: type[Answer], ended: Ended | None = None) -> Answer:
+        """Post a body (bytes count as JSON) and decode the answer as `kind` (`bytes`: as it is). An answer in a stream
+        is ended, and its connection closed, when `ended` says so of the message so far.
 
         Raises:
             Unreachable: a wrong key, model or address; or no attempt reached the server, now or ever before.
@@ -180,7 +186,8 @@ class ModelEndpoint:
 
         async def once() -> Answer:
             async with await self.client.turn():
-                answer = await self.client.ask(path, sent, kind, self._timeout_s)
+                stream = ChatStream(ended) if ended else None
+                answer = await self.client.ask(path, sent, kind, self._timeout_s, stream)
             if not isinstance(answer, HttpFault):
                 self._connected = True
                 return answer

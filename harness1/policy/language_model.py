@@ -13,9 +13,10 @@ import msgspec
 
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
-from harness1.env.pieces import Piece, piece
+from harness1.env.pieces import ApproximateCounter, Piece, piece
 from harness1.env.render import Context
 from harness1.errors import Overflow, Refusal, Unreadable
+from harness1.http.chat_stream import Ended
 from harness1.http.model_endpoint import ChatRoute, Endpoint
 from harness1.models.backend import Backend
 from harness1.models.calls import (
@@ -31,6 +32,8 @@ from harness1.models.calls import (
 )
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
 from harness1.models.dialects import Reading, decode_arguments, fit_calls, read_message, text_of
+from harness1.models.endings import has_ended
+from harness1.models.served import ServedModel
 from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
@@ -178,17 +181,27 @@ class ChatCompletionsPolicy:
     """A model behind any server with OpenAI's routes. An output has at most `reserve` tokens."""
 
     def __init__(
-        self, endpoint: Endpoint, model: str, reserve: int, settings: ChatPolicy | None = None, name: str = "openai"
+        self,
+        endpoint: Endpoint,
+        model: str,
+        reserve: int,
+        settings: ChatPolicy | None = None,
+        name: str = "openai",
+        served: ServedModel | None = None,
     ) -> None:
         self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
         self.settings = settings or ChatPolicy()
         self.hash = digest(["chat completions", model, self.settings.to_hash(), reserve])
         # Reasoning models of some hosts must be free not to call.
         self.route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
+        self._served = served or ServedModel()
+        self.counter = ApproximateCounter(self._served.per_token)
         self.thinks = False
         """Whether an answer held thoughts, or was used up by some that its server does not show."""
-        self.stop: tuple[str, ...] | None = ()
-        """What ends an answer early; None: the server refuses such a parameter.
+        self.plain = False
+        """Whether the server refuses all that `extras` would add to a request."""
+        self.stop: tuple[str, ...] = ()
+        """What ends an answer early that does not come in a stream.
 
         An answer whose end is blanks up to the limit is ended by such blanks from then on. Nothing else ends one, and
         nothing does from the start: Ollama would forget the stops of the model's own file, Anthropic refuses blanks and
@@ -199,11 +212,26 @@ class ChatCompletionsPolicy:
     def open(self, task: Task, seed: int) -> ChatCompletionsSession:
         return ChatCompletionsSession(self, digest([task.query, seed]), {})
 
+    @property
+    def streams(self) -> bool:
+        return self._served.program in ("llama.cpp", "ollama")
+
+    def extras(self) -> dict[str, Any]:
+        """Return what a request holds beyond what every server takes. Servers of one's own are read as a stream, so
+        that waste ends; those of many write too little to waste, and some (vLLM) parse calls worse in a stream."""
+        if self.plain:
+            return {}
+        extras: dict[str, Any] = {"stop": self.stop} if self.stop else {}
+        extras |= {"stream": True} if self.streams else {}
+        if self._served.program == "llama.cpp":
+            extras |= {"return_progress": True}  # while it reads a long prompt, so that it is not given up
+        return extras
+
     def learn(self, message: _Message, reading: Reading, cut: bool) -> None:
         """Note what an answer shows of its server and its model."""
         text = text_of(message.content)
         self.thinks |= bool(_thoughts(message) or reading.thought or (cut and not text.strip() and not reading.calls))
-        if cut and self.stop is not None and (blanks := _BLANKS.search(text)):
+        if cut and (blanks := _BLANKS.search(text)):
             self.stop = tuple(dict.fromkeys((*self.stop, blanks[1] * 16)))
 
 
@@ -214,13 +242,21 @@ class ChatCompletionsSession:
     def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
         self._policy, self._seed, self._said = policy, seed, said
         self.pending: Decision | None = None
+        self.unhurried = policy.streams
+        """Whether its calls take no time of its episode: a slow server is waited for while it goes on."""
 
     async def act(self, context: Context) -> Decision:
         """Ask until an answer holds a call. Raises InfrastructureFault; UsageError: every request would fail."""
         calls: list[ModelCall] = []
         messages, more = without_controls(messages_of(context.pieces, self._said)), list[Message]()
         for attempt in range(self._policy.settings.format_retries + 1):
-            message = await self._ask(messages + more, context, attempt, calls)
+            try:
+                message = await self._ask(messages + more, context, attempt, calls)
+            except Overflow as refusal:  # tokens may be counted without the model's tokenizer
+                calls.append(ModelCall(f"{context.turn}.{attempt}", attempt=attempt, finish_reason="overflow"))
+                calls[-1] = msgspec.structs.replace(calls[-1], text=str(refusal))
+                messages = shorten(messages)
+                message = await self._ask(messages + more, context, attempt, calls)
             cut = calls[-1].finish_reason == "length"
             reading, meant, error = _meaning(message, context.tools, cut)
             self._policy.learn(message, reading, cut)
@@ -255,12 +291,11 @@ class ChatCompletionsSession:
             "seed": seed,
             "tool_choice": "required",
             "max_tokens": room,
-            **({"stop": policy.stop} if policy.stop else {}),
         }
         sampling, begun = Sampling(settings.temperature, max_tokens=room, seed=seed), time.time()
         call = ModelCall(f"{context.turn}.{attempt}", attempt=attempt, sampling=sampling, t_start=begun)
         try:
-            completion = await self._post(body)
+            completion = await self._post(body, lambda so_far: has_ended(so_far, context.tools))
             choice, text = completion.choices[0], ""
         except Unreadable as fault:
             choice, text = _Choice(_Message(), "length"), str(fault)
@@ -268,14 +303,34 @@ class ChatCompletionsSession:
         calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time(), text=text))
         return choice.message
 
-    async def _post(self, body: dict[str, Any]) -> _Completion:
+    async def _post(self, body: dict[str, Any], ended: Ended) -> _Completion:
+        policy = self._policy
+        extras = policy.extras()
         try:
-            return (await self._policy.route.post(body, _Completion))[0]
+            return (await policy.route.post(body | extras, _Completion, ended))[0]
         except Refusal as refusal:
-            if "stop" not in body or isinstance(refusal, Overflow):
+            if not extras or isinstance(refusal, Overflow):
                 raise
-        self._policy.stop = None
-        return (await self._policy.route.post({name: body[name] for name in body if name != "stop"}, _Completion))[0]
+        completion, _ = await policy.route.post(body, _Completion)
+        policy.plain = True
+        return completion
+
+
+KEPT = 0.7
+"""Share of the characters of a prompt that is kept where the server found it too long."""
+
+
+def shorten(messages: Sequence[Message]) -> list[Message]:
+    """Return messages of which the longest lose their ends, all but the first, which holds the rules."""
+    sizes = [len(text_of(message.get("content"))) for message in messages]
+    most, sum_kept = max(sizes[1:], default=0), KEPT * sum(sizes)
+    while most > 1 and sizes[0] + sum(min(size, most) for size in sizes[1:]) > sum_kept:
+        most = most * 9 // 10
+    kept = [
+        {**message, "content": text_of(message["content"])[:most]} if size > most else message
+        for message, size in zip(messages[1:], sizes[1:], strict=True)
+    ]
+    return [messages[0], *kept]
 
 
 def _meaning(message: _Message, tools: Sequence[ToolSpec], cut: bool) -> tuple[Reading, list[Meant], str]:

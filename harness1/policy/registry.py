@@ -9,7 +9,9 @@ import pickle
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from harness1.config import Config
 from harness1.env.render import Context
@@ -30,6 +32,9 @@ from harness1.plugins import (
 )
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import Gold, Task, ToolCall
+
+if TYPE_CHECKING:
+    from harness1.models.served import ServedModel
 
 Golds = Mapping[str, Gold]
 """The gold of each task by its id; only the oracles are given it."""
@@ -121,10 +126,37 @@ def open_model(spec: str, config: Config) -> Policy:
     if asked.kind == "openai":
         if settings.constrained:
             raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
+        served, window = served_model(asked, config), config.env.context_window
+        if served.window is not None and window > served.window:
+            raise ConfigError(
+                f"env.context_window={window} is more than the {served.window} tokens that the server of {asked.model}"
+                f" reads: --set env.context_window={served.window}, or start the server with more ({served.enlarging})"
+            )
         endpoint = policy_endpoint(asked.url or "", config.machine)
-        return ChatCompletionsPolicy(endpoint, asked.model, reserve, settings, spec)
+        return ChatCompletionsPolicy(endpoint, asked.model, reserve, settings, spec, served)
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
+
+
+def served_model(asked: ModelSpec, config: Config) -> ServedModel:
+    """Return what the server of a model says of it; raise as `ModelEndpoint`."""
+    from harness1.http.model_endpoint import policy_endpoint
+    from harness1.models.served import describe_served
+
+    url = (asked.url or "").rstrip("/")
+    endpoint, root = (policy_endpoint(each, config.machine) for each in (url, url.removesuffix("/v1")))
+    return describe_served(endpoint, root, asked.model)
+
+
+def fit_window(spec: str, config: Config) -> Config:
+    """Return a configuration whose context is no longer than what the server of a policy's model reads, if it says."""
+    if not is_model(spec) or (asked := ModelSpec.read(spec)).kind != "openai":
+        return config
+    most, env = served_model(asked, config).window, config.env
+    if most is None or env.context_window <= most:
+        return config
+    room = {"context_window": most, "generation_reserve": min(env.generation_reserve, most // 4)}
+    return msgspec.structs.replace(config, env=msgspec.structs.replace(env, **room))
 
 
 def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Policy | None:

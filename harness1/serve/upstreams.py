@@ -183,7 +183,7 @@ class ChatUpstream:
     def __init__(self, url: str, model: str, config: Config) -> None:
         machine = config.machine
         self._endpoint = policy_endpoint(url, machine)
-        self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.call_deadline_s
+        self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.model.timeout_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
         upstream = {"upstream": self._endpoint.url, "model": model}
         policy = self._settings.to_hash()

@@ -183,7 +183,7 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = Fals
         if places.setdefault(run.source.name, run.dataset) != run.dataset:  # rows and tasks are identified by the name
             other = f"{run.folder} is over another dataset named {run.source.name}"
             raise UsageError(f"{other}: rename one, or build two datasets")
-        if not rerendered and hashes["counter"] == ApproximateCounter.hash:
+        if not rerendered and ApproximateCounter.of_hash(hashes["counter"]):
             raise UsageError(f"{run.folder} {_NO_IDS}")
     return runs
 

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import ChatPolicy, Config, Env
+from harness1.config import ChatPolicy, Config, Env, Machine
 from harness1.data.open import open_source
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.eval.metrics import failure_class
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.calls import NOT_EXECUTED
+from harness1.models.served import ServedModel
 from harness1.policy.language_model import FEW, INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy
@@ -58,7 +59,7 @@ class Hosted:
     def __init__(self, *answers: Answer | Exception) -> None:
         self.answers, self.asked = list(answers), list[dict[str, Any]]()
 
-    async def post(self, path: str, body: object, kind: type) -> Any:
+    async def post(self, path: str, body: object, kind: type, ended: object = None) -> Any:
         assert path == "/chat/completions"
         self.asked.append(json.loads(msgspec.json.encode(body)))
         given = self.answers.pop(0) if self.answers else answer(END)
@@ -242,7 +243,7 @@ def test_no_name_goes_back_that_servers_refuse() -> None:
 
 def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scores_0() -> None:
     said = "400 maximum context length is 8192"
-    episode = episode_of(Hosted(answer(search("river")), answer(curate(add={"d1": "high"})), Overflow(said)))
+    episode = episode_of(Hosted(answer(search("river")), answer(curate(add={"d1": "high"})), *[Overflow(said)] * 2))
     assert (episode.stop_reason, episode.status) == (StopReason.CONTEXT_OVERFLOW, Status.POLICY_ERROR)
     assert episode.error == said
     assert [turn.action and turn.action.name for turn in episode.turns] == ["search_corpus", "curate"]
@@ -252,6 +253,52 @@ def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scor
     assert score(episode, gold, Config()).reward.total == Config().reward.empty
     assert failure_class(episode.stop_reason, result) == "context"
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
+
+
+def test_a_prompt_that_is_too_long_is_shortened_once_and_the_rules_are_kept() -> None:
+    hosted = Hosted(answer(search("river")), Overflow("400 context size"), answer(search("war")))
+    episode = episode_of(hosted)
+    assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
+    refused, sent = (body["messages"] for body in hosted.asked[1:3])
+    sizes = [sum(len(str(message["content"])) for message in each) for each in (refused, sent)]
+    assert sizes[1] <= 0.71 * sizes[0]
+    assert [message["role"] for message in sent] == [message["role"] for message in refused]
+    assert sent[0] == refused[0]
+    assert [made.finish_reason for made in episode.turns[1].calls] == ["overflow", "tool_calls"]
+    assert episode.turns[1].calls[0].text == "400 context size"
+    assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
+
+
+def test_an_episode_says_how_its_tokens_were_counted_and_is_replayed_without_the_server() -> None:
+    served = ServedModel("llama.cpp", 8192, (3.9, 2.0, 1.1))
+    policy = ChatCompletionsPolicy(hosted := Hosted(), "gpt", RESERVE, served=served)
+    env = make_env(Env(generation_reserve=RESERVE), wide_corpus(20), counter=policy.counter)
+    hosted.answers = [answer(search("river"))]
+    episode = run(rollout(env, policy, TASK))
+    assert (episode.hashes.counter, episode.counts) == ("characters/3.9,2.0,1.1", {})
+    assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
+    assert hosted.asked[0]["stream"]
+    assert "stream" not in json.dumps(decided(answer(END))[1].asked[0]), "of an unknown server nothing is asked"
+
+
+def test_a_server_that_refuses_what_is_added_is_asked_without_from_then_on() -> None:
+    hosted = Hosted(Refusal("400 extra fields"), answer(search("river")))
+    policy = ChatCompletionsPolicy(hosted, "gpt", RESERVE, served=ServedModel("llama.cpp"))
+    run(rollout(make_env(Env(generation_reserve=RESERVE), wide_corpus(20)), policy, TASK))
+    assert ["stream" in body for body in hosted.asked] == [True, False, False]
+
+
+def test_a_slow_server_that_goes_on_takes_no_time_of_its_episode() -> None:
+    class Slow(Hosted):
+        async def post(self, *asked: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await super().post(*asked)
+
+    for program, status in (("llama.cpp", Status.COMPLETED), ("vllm", Status.INFRA_ERROR)):
+        policy = ChatCompletionsPolicy(Slow(answer(search("river"))), "gpt", RESERVE, served=ServedModel(program))
+        env = make_env(Env(generation_reserve=RESERVE), wide_corpus(20))
+        env.world.machine = Machine(episode_deadline_s=0.15)
+        assert run(rollout(env, policy, TASK)).status is status
 
 
 def test_a_fault_or_a_refusal_breaks_its_episode_alone_and_a_wrong_key_ends_everything() -> None:
@@ -355,6 +402,8 @@ def searched(
         asked: list[dict[str, Any]] = []
 
         def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+            if method == "GET":  # it says nothing of itself
+                return 404, b"{}"
             asked.append(json.loads(body))
             return served(asked[-1])
 
