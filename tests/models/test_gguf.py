@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+import socket
 import struct
+import subprocess
+import time
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -17,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.models.convert import BIASED, PARTS, TOP, convert_gguf, convert_model
+from harness1.models.fetch import GGUF, find_bundled, home_of, is_fetched
 from harness1.models.gguf import LAYOUTS, GgufTensor
 from tests.tiny_models import save_tiny_model
 
@@ -225,3 +235,123 @@ def test_a_file_is_converted_to_another_type_and_leaves_nothing_beside(model: Pr
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
     with pytest.raises(UsageError, match="No such file"):
         convert_model(tmp_path / "missing.gguf", tmp_path / "missing")
+
+
+SCRIPTS = (
+    *((0x0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0x97F), (0xE00, 0xE7F), (0x1E00, 0x1EFF)),
+    *((0x2000, 0x206F), (0x2150, 0x218F), (0x2460, 0x24FF), (0x2600, 0x27BF), (0x3040, 0x30FF), (0x4E00, 0x9FFF)),
+    *((0xAC00, 0xD7A3), (0xE000, 0xE0FF), (0xFE00, 0xFE0F), (0xFF00, 0xFFEF), (0x1D400, 0x1D7FF), (0x1F1E6, 0x1F1FF)),
+    *((0x1F300, 0x1FAFF), (0x20000, 0x2A6DF), (0x1, 0x10FFFF)),
+)
+SPACES = " \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff\u180e"
+HARD = (
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|im_start"),
+    *(
+        "< |im_end|>",
+        "<|IM_START|>",
+        "[PAD151665]",
+        "def f(x):\n    return x[1:]\n",
+        "x=>{a[0]++;}",
+        "\n\n\n\t\tif (!x) {",
+    ),
+    *(
+        "#include <a.h>\r\n",
+        "'s",
+        "'S",
+        "'\u017f",
+        "'LL",
+        "'re",
+        "\u2019s",
+        "don't",
+        "I'VE",
+        '{"a": [1, 2.50]}',
+        "\ufb01",
+    ),
+    *(
+        "Zürich",
+        "STRASSE",
+        "\u0130stanbul",
+        "\u01c5",
+        "\u1112\u1161\u11ab",
+        "👩\u200d💻",
+        "👍🏽",
+        "❤\ufe0f",
+        "1\ufe0f\u20e3",
+    ),
+)
+
+
+def piece(dice: random.Random) -> str:
+    """A few characters of one kind that tokenizers read differently; only of the Unicode that all know."""
+    kind = dice.randrange(6)
+    if kind == 0:
+        return dice.choice(HARD)
+    if kind == 1:
+        return "".join(dice.choices(SPACES, k=dice.randint(1, 6)))
+    if kind == 2:
+        return "".join(dice.choices("0123456789\u0663\u0967½²Ⅷ①", k=dice.randint(1, 8)))
+    if kind == 3:
+        return dice.choice("aeiouAn가あ") + "".join(chr(dice.randint(0x300, 0x36F)) for _ in range(dice.randint(1, 3)))
+    if kind == 4:
+        return dice.choice(" !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~") * dice.randint(1, 5)
+    some = (chr(dice.randint(*dice.choice(SCRIPTS))) for _ in range(dice.randint(1, 8)))
+    return "".join(each for each in some if unicodedata.category(each) not in ("Cn", "Cs"))
+
+
+@pytest.fixture(scope="module", params=["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+def fetched_model(request: pytest.FixtureRequest) -> Path:
+    folder = home_of(find_bundled(request.param))
+    if shutil.which("llama-server") is None or not is_fetched(find_bundled(request.param)):
+        pytest.skip(f"llama.cpp is not installed, or {request.param} was not fetched")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama_cpp(fetched_model: Path) -> Iterator[httpx.Client]:
+    """A server of llama.cpp on the file beside a model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("llama-server", "-m", fetched_model / GGUF, "--port", str(port), "-t", "1", "-c", "1024", "-np", "1")
+    with (
+        subprocess.Popen([*words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client,
+    ):
+        try:
+            until = time.monotonic() + 120
+            while server.poll() is None and time.monotonic() < until:
+                with suppress(httpx.TransportError):
+                    if client.get("/health").is_success:
+                        break
+                time.sleep(0.1)
+            yield client
+        finally:
+            server.terminate()
+
+
+@pytest.mark.service
+def test_ids_are_those_of_llama_cpp(fetched_model: Path, llama_cpp: httpx.Client) -> None:
+    tokenizer, dice = Tokenizer.from_file(str(fetched_model / "tokenizer.json")), random.Random("hard")
+    for _ in range(10_000):
+        text = "".join(piece(dice) for _ in range(dice.randint(1, 12)))
+        asked = {"content": text, "parse_special": True, "add_special": False}
+        assert tokenizer.encode(text).ids == llama_cpp.post("/tokenize", json=asked).json()["tokens"], ascii(text)
+
+
+@pytest.mark.service
+def test_the_distribution_is_nearly_that_of_llama_cpp(fetched_model: Path, llama_cpp: httpx.Client) -> None:
+    tokenizer = Tokenizer.from_file(str(fetched_model / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(fetched_model, dtype=torch.float32).eval()
+    text = "<|im_start|>user\nWhat does Ada Lovelace's first program compute?<|im_end|>\n<|im_start|>assistant\n"
+    ids = tokenizer.encode(text + Path(__file__).read_text()).ids
+    losses = []
+    for length in (21, 60, 120):
+        asked = {"prompt": ids[:length], "n_predict": 1, "n_probs": model.config.vocab_size, "temperature": 1.0}
+        said = llama_cpp.post("/completion", json=asked | {"samplers": []}).json()["completion_probabilities"][0]
+        theirs = torch.zeros(model.config.vocab_size)
+        for each in said["top_logprobs"]:
+            theirs[each["id"]] = each["logprob"]
+        with torch.no_grad():
+            ours = model(torch.tensor([ids[:length]])).logits[0, -1].log_softmax(-1)
+        losses.append(float((ours.exp() * (ours - theirs)).sum()))
+    assert max(losses) < 0.02, "of 29 contexts, the 0.5B had a KL divergence of 0.001 on average, and 0.009 at most"
