@@ -257,7 +257,7 @@ def _serve_llama(program: list[str], gguf: Path, name: str, settings: Config, po
     signal.signal(signal.SIGTERM, end)
     window, threads = settings.env.context_window, settings.machine.threads
     with llama_server(program, gguf, name, port, window, slots, threads, say) as (bound, process):
-        _put_policy(name, bound, f"llama.cpp, {slots} slots of {window:,} tokens")
+        _put_policy(name, bound, f"llama.cpp, {counted(slots, 'slot')} of {window:,} tokens")
         wait_for_end(process)
 
 
@@ -274,7 +274,7 @@ def _serve_here(folder: Path, settings: Config, port: int, slots: int) -> None:
         settings = replace(settings, policy=replace(settings.policy, constrained=True))
     upstream = TokenUpstream(folder.name, *open_backend(ModelSpec("hf", str(folder), None), settings), settings)
     service = ProxyService(upstream, lambda _: None, proxy_limits(settings))
-    how = f"in this process, {slots} slots of {settings.env.context_window:,} tokens"
+    how = f"in this process, {counted(slots, 'slot')} of {settings.env.context_window:,} tokens"
     serve(service.app, service.limits, LOCAL, port, lambda bound: _put_policy(folder.name, bound, how))
 
 
