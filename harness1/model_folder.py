@@ -169,6 +169,15 @@ def check_base(adapters: Path, opened: Path) -> None:
         raise UsageError(f"the adapters in {adapters} belong to {base}, and the model in use is {wanted}")
 
 
+def is_base(adapters: Path, served: str) -> bool:
+    """Return True if what a server serves, by folder or name, is the base of adapters: by content if both are here."""
+    try:
+        base, other = base_folder(adapters), model_folder(served, fetch=False)
+    except HarnessError:
+        return Path(base_name(adapters)).name == Path(served).name
+    return base.resolve() == other.resolve() or folder_hash(base) == folder_hash(other)
+
+
 def open_tensors(folder: Path, stack: ExitStack, framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:
     """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raises UsageError: it is
     no such model, or cannot be read; MissingExtra: without safetensors, or without torch, which only "pt" needs."""

@@ -23,7 +23,7 @@ WITHIN = {
     " | leaks origins | datasets indexing dataset_cache",
     "env": "view | pieces | memory_pieces | render verifiers | model_verifiers | environment",
     "models": "* | convert fetch | chat_format formats | adapters block_attention causal_model decoding"
-    " | token_server vllm_engine transformers_backend | checkpoint | open",
+    " | weight_gate | token_server vllm_engine transformers_backend | checkpoint | open",
     "policy": "policy | wrappers scripted language_model | oracles | oracle_teacher | registry",
     "eval": "* | evaluate | compare | ablations | answers | answer_run",
     "tasks": "graph | drafts | questions | make",

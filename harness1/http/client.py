@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CONNECTIONS = 64  # default number of open connections to one server from one event loop
 ANSWER_BYTES = 256 << 20  # largest answer in bytes; a larger one is a fault
 LONGEST_WAIT_S = 60.0  # limit of the wait that a server asks for
+LAST_WORDS_S = 5.0  # most seconds for a request at the end of the process
 EXCERPT = 300  # characters of a server's error that a message repeats
 SHORTEST_SECRET = 4
 SHORTEST_TOKEN, TOKEN_BYTES = 16, 4096
@@ -166,6 +167,14 @@ class HttpClient:
             reason, connected = _reason(error)
         message = f"{without_password(self.url + path)}: {reason}"
         return HttpFault(without_secrets(message, self._secrets), status, wait, connected)
+
+    def tell(self, path: str, body: object) -> None:
+        """Post a body at the end of the process, when event loops resolve no names any more, whatever the answer."""
+        import httpx
+
+        headers, sent = {"Content-Type": "application/json", **self._headers}, msgspec.json.encode(body)
+        with suppress(*self.errors):
+            httpx.post(self.url + path, content=sent, headers=headers, timeout=LAST_WORDS_S, trust_env=False)
 
     async def _line(self) -> Line:
         loop = asyncio.get_running_loop()

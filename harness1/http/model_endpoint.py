@@ -172,8 +172,8 @@ class ModelEndpoint:
         return without_password(self.client.url)
 
     async def post(self, path: str, body: object, kind: type[Answer], ended: Ended | None = None) -> Answer:
-        """Post a body (bytes count as JSON) and decode the answer as `kind` (`bytes`: as it is). An answer in a stream
-        is ended, and its connection closed, when `ended` says so of the message so far.
+        """Post a body (bytes count as JSON; None: get instead) and decode the answer as `kind` (`bytes`: as it is). An
+        answer in a stream is ended, and its connection closed, when `ended` says so of the message so far.
 
         Raises:
             Unreachable: a wrong key, model or address; or no attempt reached the server, now or ever before.
@@ -182,7 +182,7 @@ class ModelEndpoint:
             Unreadable: the server cannot read what its model wrote.
             InfrastructureFault: all `attempts` ended in no answer, a server error, a rate limit or a malformed answer.
         """
-        sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        sent = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
 
         async def once() -> Answer:
             async with await self.client.turn():
@@ -223,5 +223,4 @@ def policy_endpoint(url: str, machine: Machine) -> ModelEndpoint:
 
 def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:
     """Return the endpoint of a judge's model, from `machine.verifier`; raise as `ModelEndpoint` does."""
-    judge = machine.verifier
-    return ModelEndpoint(url, judge.key, attempts=machine.attempts)
+    return ModelEndpoint(url, machine.verifier.key, machine.model.timeout_s, machine.attempts, machine.concurrency)

@@ -1,139 +1,24 @@
-"""Servers that take token ids, vLLM and SGLang (by its own `/generate`, "SGLang for RL Systems", "LoRA Serving"), and
-what they share with vLLM in this process. SGLang's log probabilities are taken before `top_p` and `top_k`."""
+"""Servers that take token ids, vLLM and SGLang (by its own `/generate`, "SGLang for RL Systems", "LoRA Serving").
+SGLang's log probabilities are taken before `top_p` and `top_k`."""
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from harness1.errors import HarnessError, InfrastructureFault, Refusal, UsageError, is_unconnected
+from harness1.errors import HarnessError, InfrastructureFault, Refusal, Unreachable, UsageError, is_unconnected
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.model_folder import holds_adapters, open_tensors
-from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
+from harness1.model_folder import base_name, holds_adapters, is_base
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
-from harness1.plain import digest, file_digest
+from harness1.models.weight_gate import LoadedAdapter, WeightGate, weight_shapes
+from harness1.plain import digest
 from harness1.records import Sampling
-
-
-@dataclass(eq=False)
-class LoadedAdapter:
-    """An adapter in an engine, numbered from 1. Engines keep cached states by name: a name never gets other content."""
-
-    name: str
-    version: int
-    number: int
-    folder: Path
-    calls: int = 0
-
-
-class WeightGate:
-    """The weights that an engine has in use. A change of whole weights waits until the calls in flight have ended, and
-    later calls wait for it, so that every output is of one version. Of adapters, new calls use the newest, and calls in
-    flight end on their own; the `kept` newest stay loaded for other clients."""
-
-    def __init__(self, kept: int = 1) -> None:
-        self._whole, self._calls, self._usable = 0, 0, True
-        self._kept, self._count = max(1, kept), 0
-        self._loaded: list[LoadedAdapter] = []
-        """Oldest first."""
-        self._changed: asyncio.Event | None = None
-        self._drained = asyncio.Event()
-
-    @property
-    def version(self) -> int:
-        return self._loaded[-1].version if self._loaded else self._whole
-
-    @asynccontextmanager
-    async def call(self) -> AsyncIterator[tuple[LoadedAdapter | None, int]]:
-        """Use the newest adapter, if any, and the version of the weights; they must be in a known state."""
-        while self._changed is not None:
-            await self._changed.wait()
-        if not self._usable:
-            raise InfrastructureFault("the last change of weights failed; load them again")
-        used, version = (self._loaded[-1] if self._loaded else None), self.version
-        self._calls += 1
-        if used is not None:
-            used.calls += 1
-        try:
-            yield used, version
-        finally:
-            if used is not None:
-                used.calls -= 1
-            self._calls -= 1
-            if not self._calls:
-                self._drained.set()
-
-    @asynccontextmanager
-    async def change(self, version: int | None) -> AsyncIterator[None]:
-        """Change the weights to a version (None: the same). A `UsageError` keeps the old ones, other errors none."""
-        while self._changed is not None:
-            await self._changed.wait()
-        changed = self._changed = asyncio.Event()
-        try:
-            self._drained = asyncio.Event()
-            if self._calls:
-                await self._drained.wait()
-            usable, self._usable = self._usable, False
-            try:
-                yield
-            except UsageError:
-                self._usable = usable
-                raise
-            self._whole, self._usable = self._whole if version is None else version, True
-        finally:
-            self._changed = None
-            changed.set()
-
-    def open(self, folder: Path, version: int) -> LoadedAdapter:
-        """Return the adapter in a folder; raise as `read_adapter_config`."""
-        read_adapter_config(folder)
-        name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
-        if loaded := next((each for each in self._loaded if each.name == name), None):
-            return loaded  # of another number, the engine would keep the same content twice
-        self._count += 1
-        return LoadedAdapter(name, version, self._count, folder)
-
-    def add(self, adapter: LoadedAdapter) -> list[LoadedAdapter]:
-        """Give an adapter to all calls from now on, as the engine has loaded it; return those to unload."""
-        loaded = [*(each for each in self._loaded if each.name != adapter.name), adapter]
-        unused = [each for each in loaded[: -self._kept] if not each.calls]
-        self._loaded = [each for each in loaded if each not in unused]
-        return unused
-
-    def clear(self) -> list[LoadedAdapter]:
-        """Remove and return all adapters: whole weights take their place."""
-        loaded, self._loaded = self._loaded, []
-        return loaded
-
-
-TensorShapes = Mapping[str, tuple[int, ...]]
-TIED_HEAD = "lm_head.weight"
-"""The output head, which files of a model that ties it to its embedding may include or leave out."""
-
-
-def weight_shapes(folder: Path) -> TensorShapes:
-    """Return the shape of every tensor in a model's folder, without torch; raise as `open_tensors`."""
-    with ExitStack() as stack:
-        files = open_tensors(folder, stack, "np")
-        return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
-
-
-def check_same_shapes(opened: TensorShapes, folder: Path) -> None:
-    """Raise UsageError for weights of another architecture than the opened one, which may crash an engine."""
-    found = weight_shapes(folder)
-    others = {name for name in opened.keys() | found.keys() if opened.get(name) != found.get(name)}
-    if TIED_HEAD not in opened or TIED_HEAD not in found:
-        others.discard(TIED_HEAD)
-    if others:
-        raise UsageError(f"{folder} holds weights of another model: {', '.join(sorted(others)[:3])}")
-
 
 PROBE_TEMPERATURES = (0.5, 2.0)
 PROBE_TOKENS = 8
@@ -141,17 +26,36 @@ PROBE_DIFFERENCE = 0.1
 """In nats: above the effect of rounding and batching on a log probability, far below that of the two temperatures."""
 
 
+class _Card(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
 class TokenServer(ABC):
-    """A `Backend` over a server, with advice on how to start one with processed log probabilities or adapters."""
+    """A `Backend` over a server, with advice on how to start one with processed log probabilities or adapters. A
+    `model` that is a folder of adapters is loaded beside the server's own with the first call, and unloaded at the end
+    of the process that loaded it; other processes that still use it load it again."""
 
     raw_advice: ClassVar[str]
     adapter_advice: ClassVar[str]
+    unload_path: ClassVar[str]
 
     def __init__(self, endpoint: ModelEndpoint, model: str, kept: int = 2) -> None:
         self.model = model
-        self.hash = digest(["token server", model])
         self._endpoint, self._gate = endpoint, WeightGate(kept)
         self._follows_temperature: bool | None = None
+        self._given: dict[str, bool] = {}
+        """The adapters that the server has, by name, with True for those that this process has loaded."""
+        if holds_adapters(folder := Path(model).expanduser()):
+            adapter = self._gate.open(folder.resolve(), 0)
+            self._gate.add(adapter)
+            model = adapter.name
+        self.hash = digest(["token server", model])
 
     @property
     def version(self) -> int:
@@ -160,20 +64,33 @@ class TokenServer(ABC):
     async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         self._check(sampling)
         async with self._gate.call() as (adapter, version):
-            changed = sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0
-            if sampling.temperature and changed and not await self._is_processed(ids):
-                raw = f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from"
-                raise UsageError(f"{raw}; {self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0")
-            name = None if adapter is None else adapter.name
-            return check_output(await self._sample(ids, sampling, grammar, name), sampling, version)
+            if adapter is None:
+                return await self._checked(ids, sampling, grammar, None, version)
+            if adapter.name not in self._given:
+                await self._give(adapter)
+            try:
+                return await self._checked(ids, sampling, grammar, adapter.name, version)
+            except (Unreachable, Refusal) as error:
+                if adapter.name not in str(error):
+                    raise
+            await self._give(adapter)  # the server was started anew, or another process has unloaded it
+            return await self._checked(ids, sampling, grammar, adapter.name, version)
+
+    async def _checked(
+        self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None, adapter: str | None, version: int
+    ) -> SampledOutput:
+        changed = sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0
+        if sampling.temperature and changed and not await self._is_processed(ids, adapter):
+            raw = f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from"
+            raise UsageError(f"{raw}; {self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0")
+        return check_output(await self._sample(ids, sampling, grammar, adapter), sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Do as `WeightLoader.load_weights`; the server reads the folder under the same path."""
         folder = folder.resolve()
         if holds_adapters(folder):
             adapter = self._gate.open(folder, version)
-            with advising(f"to load adapters, {self.adapter_advice}"):
-                await self._load_adapter(adapter)
+            await self._give(adapter)
             unused = self._gate.add(adapter)
         else:
             weight_shapes(folder)
@@ -184,14 +101,38 @@ class TokenServer(ABC):
                     raise UsageError(str(error)) from error
             unused = self._gate.clear()
         for each in unused:
+            self._given.pop(each.name, None)
             with suppress(UsageError, InfrastructureFault):  # it may be gone, and a server evicts what takes room
                 await self._unload_adapter(each.name)
 
-    async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
+    async def _give(self, adapter: LoadedAdapter) -> None:
+        """Make the server load an adapter of the model that it serves; raise UsageError if it is of another one."""
+        if not self._given:
+            cards = (await self._endpoint.post("/v1/models", None, _Cards)).data
+            served = {name for card in cards if card.parent is None for name in (card.id, card.root or card.id)}
+            if not any(is_base(adapter.folder, name) for name in sorted(served)):
+                base = base_name(adapter.folder)
+                wrong = f"{self._endpoint.url} serves {' or '.join(sorted(served))}, and the adapters in"
+                raise UsageError(f"{wrong} {adapter.folder} belong to {base}: serve that, or serve it by that name")
+        with advising(f"to load adapters, {self.adapter_advice}"):
+            loaded = await self._load_adapter(adapter)
+        if loaded and True not in self._given.values():
+            atexit.register(self.close)
+        self._given[adapter.name] = loaded or self._given.get(adapter.name, False)
+
+    def close(self) -> None:
+        """Unload the adapters that this process has loaded."""
+        atexit.unregister(self.close)
+        for name, ours in self._given.items():
+            if ours:
+                self._endpoint.client.tell(self.unload_path, {"lora_name": name})
+        self._given = {}
+
+    async def _is_processed(self, prompt_ids: Sequence[int], adapter: str | None) -> bool:
         """Return True if log probabilities depend on the temperature; tested once, after the reversed prompt."""
         if self._follows_temperature is None:
             prompt = tuple(reversed(prompt_ids))[:PROBE_TOKENS]
-            cold, hot = [await self._best_logprob(prompt, each) for each in PROBE_TEMPERATURES]
+            cold, hot = [await self._best_logprob(prompt, each, adapter) for each in PROBE_TEMPERATURES]
             self._follows_temperature = cold - hot > PROBE_DIFFERENCE
         return self._follows_temperature
 
@@ -206,7 +147,7 @@ class TokenServer(ABC):
         """Return one output, unchecked, with the adapter of a name."""
 
     @abstractmethod
-    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
+    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float, adapter: str | None) -> float:
         """Return the server's log probability of the likeliest next token."""
 
     @abstractmethod
@@ -214,10 +155,11 @@ class TokenServer(ABC):
         """Make the server load weights; no call is in flight."""
 
     @abstractmethod
-    async def _load_adapter(self, adapter: LoadedAdapter) -> None: ...
+    async def _load_adapter(self, adapter: LoadedAdapter) -> bool:
+        """Make the server load an adapter; return False if it had it."""
 
-    @abstractmethod
-    async def _unload_adapter(self, name: str) -> None: ...
+    async def _unload_adapter(self, name: str) -> None:
+        await self._endpoint.post(self.unload_path, {"lora_name": name}, bytes)
 
 
 @contextmanager
@@ -261,6 +203,7 @@ class VllmServer(TokenServer):
         "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank of at least train.lora.rank"
         ", --max-loras of rl.staleness + 2 and --max-cpu-loras 32"
     )
+    unload_path = "/v1/unload_lora_adapter"
 
     def _check(self, sampling: Sampling) -> None:
         check_temperature(sampling)
@@ -268,8 +211,7 @@ class VllmServer(TokenServer):
     async def _sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None, adapter: str | None
     ) -> EngineOutput:
-        body: dict[str, Any] = self._body(prompt_ids, sampling.temperature) | {
-            "model": adapter or self.model,
+        body: dict[str, Any] = self._body(prompt_ids, sampling.temperature, adapter) | {
             "max_tokens": sampling.max_tokens,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -286,8 +228,8 @@ class VllmServer(TokenServer):
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         return EngineOutput(choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
 
-    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
-        choice = await self._ask(self._body(prompt_ids, temperature) | {"max_tokens": 1, "logprobs": 1})
+    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float, adapter: str | None) -> float:
+        choice = await self._ask(self._body(prompt_ids, temperature, adapter) | {"max_tokens": 1, "logprobs": 1})
         top = choice.logprobs.top_logprobs if choice.logprobs else None
         if not top or not top[0]:
             raise InfrastructureFault(f"{self._endpoint.url} returned no log probabilities")
@@ -314,21 +256,20 @@ class VllmServer(TokenServer):
             finally:
                 await self._endpoint.post("/wake_up", {}, bytes)
 
-    async def _load_adapter(self, adapter: LoadedAdapter) -> None:
+    async def _load_adapter(self, adapter: LoadedAdapter) -> bool:
         body = {"lora_name": adapter.name, "lora_path": str(adapter.folder), "load_inplace": False}
         try:
             await self._endpoint.post("/v1/load_lora_adapter", body, bytes)
         except Refusal as error:
-            if "already" not in str(error):  # a try that got no answer has loaded it
+            if "already" not in str(error):  # another call or process has loaded it, or a try that got no answer
                 raise
+            return False
+        return True
 
-    async def _unload_adapter(self, name: str) -> None:
-        await self._endpoint.post("/v1/unload_lora_adapter", {"lora_name": name}, bytes)
-
-    def _body(self, prompt_ids: Sequence[int], temperature: float) -> dict[str, Any]:
+    def _body(self, prompt_ids: Sequence[int], temperature: float, adapter: str | None) -> dict[str, Any]:
         """Penalties override the model's own defaults; with `ignore_eos` only the given stop tokens end an output."""
         return {
-            "model": self.model,
+            "model": adapter or self.model,
             "prompt": tuple(prompt_ids),
             "temperature": temperature,
             "min_p": 0.0,
@@ -387,6 +328,7 @@ class SglangServer(TokenServer):
         "start SGLang with --enable-lora, --lora-target-modules all, --max-lora-rank of at least train.lora.rank and"
         " --max-loras-per-batch of rl.staleness + 2"
     )
+    unload_path = "/unload_lora_adapter"
 
     def _check(self, sampling: Sampling) -> None:
         if sampling.temperature and (sampling.top_p < 1.0 or sampling.top_k > 0):
@@ -404,8 +346,7 @@ class SglangServer(TokenServer):
             params["sampling_seed"] = sampling.seed
         if grammar is not None:
             params["ebnf"] = grammar.ebnf
-        chosen = {} if adapter is None else {"lora_path": adapter}
-        meta = await self._ask(prompt_ids, params, **chosen)
+        meta = await self._ask(prompt_ids, params, adapter)
         if meta.prompt_tokens != len(prompt_ids):
             wrong = f"{meta.prompt_tokens} prompt tokens instead of {len(prompt_ids)}"
             raise InfrastructureFault(f"{self._endpoint.url} read {wrong}")
@@ -415,9 +356,9 @@ class SglangServer(TokenServer):
         version = int(tag) if adapter is None and tag.isdecimal() else None
         return EngineOutput(ids, logprobs, finish.type, finish.matched, version)
 
-    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
+    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float, adapter: str | None) -> float:
         params = {"temperature": temperature, "max_new_tokens": 1}
-        top = (await self._ask(prompt_ids, params, top_logprobs_num=1)).output_top_logprobs
+        top = (await self._ask(prompt_ids, params, adapter, top_logprobs_num=1)).output_top_logprobs
         if not top or not top[0] or top[0][0][0] is None:
             raise InfrastructureFault(f"{self._endpoint.url} returned no log probabilities")
         return top[0][0][0]
@@ -429,15 +370,20 @@ class SglangServer(TokenServer):
         if not updated.success:
             raise InfrastructureFault(f"{self._endpoint.url} did not load {folder}: {updated.message}")
 
-    async def _load_adapter(self, adapter: LoadedAdapter) -> None:
+    async def _load_adapter(self, adapter: LoadedAdapter) -> bool:
         body = {"lora_name": adapter.name, "lora_path": str(adapter.folder)}
-        loaded = await self._endpoint.post("/load_lora_adapter", body, _Loaded)
+        try:
+            loaded = await self._endpoint.post("/load_lora_adapter", body, _Loaded)
+        except Refusal as error:
+            if "already" not in str(error):
+                raise
+            return False
         if not loaded.success and adapter.name not in (loaded.loaded_adapters or {}):
             raise InfrastructureFault(f"{self._endpoint.url} did not load {adapter.folder}: {loaded.error_message}")
+        return loaded.success
 
-    async def _unload_adapter(self, name: str) -> None:
-        await self._endpoint.post("/unload_lora_adapter", {"lora_name": name}, _Loaded)
-
-    async def _ask(self, prompt_ids: Sequence[int], params: dict[str, Any], **more: Any) -> _Meta:
+    async def _ask(self, prompt_ids: Sequence[int], params: dict[str, Any], adapter: str | None, **more: Any) -> _Meta:
         body = {"input_ids": tuple(prompt_ids), "sampling_params": params, "return_logprob": True, **more}
+        if adapter is not None:
+            body["lora_path"] = adapter
         return (await self._endpoint.post("/generate", body, _Answer)).meta_info

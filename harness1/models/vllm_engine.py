@@ -17,14 +17,8 @@ from harness1.model_folder import check_base, checked_base, folder_hash, holds_a
 from harness1.models.adapters import read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
 from harness1.models.causal_model import Dtype
-from harness1.models.token_server import (
-    LoadedAdapter,
-    TensorShapes,
-    WeightGate,
-    check_same_shapes,
-    check_temperature,
-    weight_shapes,
-)
+from harness1.models.token_server import check_temperature
+from harness1.models.weight_gate import LoadedAdapter, TensorShapes, WeightGate, check_same_shapes, weight_shapes
 from harness1.plain import digest
 from harness1.records import Sampling
 

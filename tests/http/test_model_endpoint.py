@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness1.config import load_config
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable, Unreadable
-from harness1.http.model_endpoint import Completer, ModelEndpoint
+from harness1.http.model_endpoint import Completer, ModelEndpoint, verifier_endpoint
 from tests.http.test_http_client import KEY
-from tests.support import Ask, Reply, replying
+from tests.serving import imitating
+from tests.support import Ask, Reply, replying, run
 
 Numbers = dict[str, int]
 WELL: Reply = (200, {}, b'{"a": 1}')
@@ -275,3 +277,22 @@ def test_an_address_that_is_none_or_a_key_that_cannot_be_sent_is_refused_and_not
             ModelEndpoint(url, key)
         assert not any(word in str(caught.value) for word in ("secret", "sécret"))
     assert ModelEndpoint("http://me:secret@host/v1").url == "http://host/v1"
+
+
+def test_the_judge_of_a_slow_server_is_asked_as_patiently_and_as_seldom_at_once_as_a_policy() -> None:
+    settings = ["machine.concurrency=1", "machine.model.timeout_s=5", "machine.attempts=1"]
+    busy = threading.Lock()
+
+    def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if not busy.acquire(blocking=False):
+            return 500, b"busy"
+        time.sleep(0.02)
+        busy.release()
+        return 200, b"{}"
+
+    async def ask(url: str) -> list[dict[str, str]]:
+        judge = verifier_endpoint(url, load_config(None, settings).machine)
+        return await asyncio.gather(*[judge.post("/chat/completions", {}, dict[str, str]) for _ in range(3)])
+
+    with imitating(answer) as url:
+        assert run(ask(url)) == [{}, {}, {}]

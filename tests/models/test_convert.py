@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from harness1.errors import UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.convert import TensorInfo, convert_model, dequantize, write_tensors
-from harness1.models.token_server import weight_shapes
+from harness1.models.weight_gate import weight_shapes
 from harness1.runs.files import read_json, write_json
 from tests.tiny_models import VOCABULARY, save_byte_tokenizer, save_tiny_model
 

@@ -26,9 +26,10 @@ from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.convert import convert_gguf
 from harness1.models.open import BackendCompleter, format_at, open_backend
 from harness1.models.spec import NAMES, ModelSpec, is_model
-from harness1.models.token_server import SglangServer, VllmServer, weight_shapes
+from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers_backend import open_transformers
+from harness1.models.weight_gate import weight_shapes
 from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 from harness1.policy.registry import check_policy, open_model, open_policy
 from harness1.records import Sampling

@@ -20,9 +20,10 @@ from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreacha
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.model_folder import open_tensors
 from harness1.models.backend import Grammar, SampledOutput, Sleeper
-from harness1.models.token_server import SglangServer, VllmServer, WeightGate, check_same_shapes, weight_shapes
+from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.transformers_backend import TransformersBackend
 from harness1.models.vllm_engine import LoopThread, VllmBackend
+from harness1.models.weight_gate import WeightGate, check_same_shapes, weight_shapes
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters
 from tests.support import in_loop, run
@@ -36,9 +37,11 @@ Reply = Callable[[str, dict[str, Any]], object]
 
 
 class FakeEndpoint:
-    """A `ModelEndpoint` whose server is a function; an exception that the function gives is raised."""
+    """A `ModelEndpoint` whose server is a function; an exception that the function gives is raised. It serves the base
+    of the adapters here."""
 
     url = "http://server"
+    client = SimpleNamespace(tell=lambda path, body: None)
 
     def __init__(self, reply: Reply) -> None:
         self.reply, self.asked = reply, list[tuple[str, dict[str, Any]]]()
@@ -47,6 +50,8 @@ class FakeEndpoint:
 
     async def post(self, path: str, body: object, kind: type[Any]) -> Any:
         sent = msgspec.json.decode(msgspec.json.encode(body))
+        if path == "/v1/models":
+            return msgspec.convert({"data": [{"id": "served", "root": "elsewhere/base"}]}, kind)
         self.asked.append((path, sent))
         made = self.reply(path, sent)
         await self.gate.wait()

@@ -25,7 +25,8 @@ from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.models.token_server import VllmServer, WeightGate
+from harness1.models.token_server import VllmServer
+from harness1.models.weight_gate import WeightGate
 from harness1.records import Episode
 from harness1.rl.groups import training_rows
 from harness1.rl.rollouts import publish_to, reserve_devices, write_version
