@@ -162,6 +162,7 @@ def test_rejects_what_does_not_fit_or_cannot_be_read(tmp_path: Path) -> None:
     refused("not converted to 'float61'.*did you mean float16", "float61")
     write_json(source / "config.json", {"quantization_config": {"quant_method": "fp8"}})
     refused("quantized as fp8")
+    write_json(tmp_path / "config.json", {})
     write_json(source / "adapter_config.json", {"base_model_name_or_path": str(tmp_path)})
     refused("merge them first")
 
