@@ -12,6 +12,7 @@ from harness1.data.open import open_source
 from harness1.episodes import jobs
 from harness1.errors import InfrastructureFault, Overflow
 from harness1.http import model_endpoint
+from harness1.models import served
 from harness1.runs.folder import METRICS, REPORT
 from harness1.runs.journal import read_episodes
 from harness1.viewer.pages import make_episode
@@ -55,6 +56,7 @@ def evaluated(
 
     def evaluate(fails: Fails, *more: str, out: str = "run") -> Ended:
         monkeypatch.setattr(model_endpoint, "policy_endpoint", lambda url, machine: Model(fails))
+        monkeypatch.setattr(served, "describe_served", lambda *_: served.ServedModel())
         jobs._policy.cache_clear()  # a process opens a policy once
         words = ["world:60", "--limit", "2", "--policy", "openai:m@http://host/v1", "--cache", str(cache)]
         return harness1("eval", *words, "--out", out, "--no-view", *more)
