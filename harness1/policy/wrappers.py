@@ -107,6 +107,7 @@ class ReasonedPolicy(WrappedPolicy):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, policy.name, "reasoned", ASKED)
+        self.counter = counter_of(policy)
 
     def wrap_context(self, context: Context) -> Context:
         return dataclasses.replace(context, tools=tuple(map(ask_for_reason, context.tools)))

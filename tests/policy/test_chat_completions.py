@@ -14,6 +14,7 @@ import pytest
 
 from harness1.config import ChatPolicy, Config, Env, Machine
 from harness1.data.open import open_source
+from harness1.env.pieces import counter_of
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.eval.metrics import failure_class
@@ -23,6 +24,7 @@ from harness1.models.served import ServedModel
 from harness1.policy.language_model import FEW, INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy
+from harness1.policy.wrappers import ReasonedPolicy
 from harness1.records import DocId, Episode, Gold, Sampling, Status, StopReason, Task, ToolCall
 from harness1.retrieval.build import build_index
 from harness1.reward import score
@@ -272,6 +274,7 @@ def test_a_prompt_that_is_too_long_is_shortened_once_and_the_rules_are_kept() ->
 def test_an_episode_says_how_its_tokens_were_counted_and_is_replayed_without_the_server() -> None:
     served = ServedModel("llama.cpp", 8192, (3.9, 2.0, 1.1))
     policy = ChatCompletionsPolicy(hosted := Hosted(), "gpt", RESERVE, served=served)
+    assert counter_of(ReasonedPolicy(policy)) is policy.counter
     env = make_env(Env(generation_reserve=RESERVE), wide_corpus(20), counter=policy.counter)
     hosted.answers = [answer(search("river"))]
     episode = run(rollout(env, policy, TASK))
