@@ -201,10 +201,31 @@ def secrets_of(address: str) -> tuple[str, ...]:
 _KEY = r"""
     hf_[A-Za-z0-9]{30,} | (?:AKIA|ASIA)[0-9A-Z]{16}\b | AIza[\w-]{35} | gh[oprsu]_[A-Za-z0-9]{36,}
     | npm_[A-Za-z0-9]{36,} | github_pat_\w{30,} | glpat-[\w-]{20,} | xox[abeoprs]-[\w-]{16,} | gsk_[A-Za-z0-9]{30,}
+    | nvapi-[\w-]{40,} | xai-[A-Za-z0-9]{40,} | [rs]k_(?:live|test)_[A-Za-z0-9]{20,} | r8_[A-Za-z0-9]{30,}
     | pypi-AgE[\w-]{50,} | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY
-    | (?: (?<![\w-]) | (?<=[^\w-]-) | (?<=\\[nrt]) | (?<=\\u[0-9a-fA-F]{4}) | (?<=%[0-9a-fA-F]{2}) )
+    | (?: (?<![^\W_]) (?<!-) | (?<=[^\w-]-) | (?<=\\[nrt]) | (?<=\\u[0-9a-fA-F]{4}) | (?<=%[0-9a-fA-F]{2}) )
       (?: sk-(?=[\w-]{0,99}\d)[\w-]{20,} | eyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,} )
 """
+_BEGINNINGS = (
+    *(
+        b"hf_",
+        b"AKIA",
+        b"ASIA",
+        b"AIza",
+        b"gho_",
+        b"ghp_",
+        b"ghr_",
+        b"ghs_",
+        b"ghu_",
+        b"npm_",
+        b"github_pat_",
+        b"glpat-",
+    ),
+    *(b"xox", b"gsk_", b"nvapi-", b"xai-", b"k_live_", b"k_test_", b"r8_", b"pypi-AgE", b"-----BEGIN ", b"sk-", b"eyJ"),
+)
+"""With what a key begins: looked for first, because texts of gigabytes are."""
+_BEFORE, _LONGEST, _LONGEST_SIGNED = 12, 240, 2100
+"""Bytes before the beginning of a key and after it by which it is told: of most, and of a signed token."""
 _IS_KEY = re.compile(_KEY, re.VERBOSE)
 """A key by its form alone: of the hub, of model services, clouds and code hosts; a signed token; a private key."""
 _LOOKS_SECRET = re.compile(
@@ -219,9 +240,14 @@ _LOOKS_SECRET = re.compile(
 """A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form or another."""
 
 
-def holds_key(text: str) -> bool:
+def holds_key(text: bytes) -> bool:
     """Return whether a text holds what its form alone shows to be a key, whatever the text is about."""
-    return _IS_KEY.search(text) is not None
+    for begin in _BEGINNINGS:
+        longest, at = _LONGEST_SIGNED if begin == b"eyJ" else _LONGEST, -1
+        while (at := text.find(begin, at + 1)) >= 0:
+            if _IS_KEY.search(text[max(0, at - _BEFORE) : at + longest].decode("utf-8", "replace")):
+                return True
+    return False
 
 
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:

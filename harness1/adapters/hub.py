@@ -172,17 +172,30 @@ _NAMED = re.compile(
       | secret | passw(?:or)?d ) ["']? \s* [:=] \s* ["']?
       (?=[^\s"']{0,99}\d) (?=[^\s"']{0,99}[a-z]) [\w./+=-]{6,}
     | \b key \s* = \s* ["'] [^"'\s]{6,}
-    | ://[^/\s:@"']*:[^/\s@"']+@
+    | ://[^/\s:@"']*:[^/\s@"']+@ | ://(?=[^/\s@"']*\d)[^/\s:@"']{16,}@
     """
 )
-"""A value with letters and digits after what may be the name of a key, or a password in an address."""
+"""A value with letters and digits after what may be the name of a key, or a password or token in an address."""
+
+
+_ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+"""A letter, digit or sign that JSON need not escape, and may."""
 
 
 def _refuse_keys(path: Path, *, strict: bool) -> None:
     """Refuse a file that holds a key, or, where it is `strict`, what might be one."""
     for number, line in enumerate(_texts(path, across=strict)):
-        text = line.replace(b"\0", b"").decode("utf-8", "replace")  # without NUL, UTF-16 reads as ASCII
-        if holds_key(text) or (strict and (_NAMED.search(text) or without_secrets(text) != text)):
+        if line.startswith(b"\x1f\x8b"):
+            raise UsageError(f"{path} is packed twice, so that it cannot be seen whether it holds keys")
+        found = line.replace(b"\0", b"")  # without NUL, UTF-16 reads as ASCII
+        plain = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), found) if rb"\u00" in found else found
+        text = plain.decode("utf-8", "replace") if strict else ""
+        if (
+            holds_key(found)
+            or (plain is not found and holds_key(plain))
+            or _NAMED.search(text)
+            or without_secrets(text) != text
+        ):
             raise UsageError(f"{path}:{number} holds what looks like a key: take it out first")
 
 

@@ -29,7 +29,7 @@ from harness1.runs.files import lock, read_record, read_stage, write_json, writi
 
 JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
 TRIES, PAUSE_S = 5, 0.1
-HASHING = 2
+HASHING = 3
 """The version of the hashes of inputs and results."""
 _OWN_CODE = re.compile(r"""[^"'=,:\[]+\.py(?=:[^\W\d])""")
 

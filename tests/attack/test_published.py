@@ -316,6 +316,11 @@ SHAPES = (
     ("AIza", ALNUM, 35),
     ("xoxb-", "0123456789", 24),
     ("glpat-", ALNUM, 20),
+    ("nvapi-", ALNUM + "_-", 64),
+    ("xai-", ALNUM, 80),
+    ("sk_live_", ALNUM, 24),
+    ("r8_", ALNUM, 37),
+    ("MY_sk-1", ALNUM, 40),
 )
 SPELLINGS: tuple[Callable[[str], bytes], ...] = (
     str.encode,
@@ -326,6 +331,8 @@ SPELLINGS: tuple[Callable[[str], bytes], ...] = (
     lambda key: f"https://x/?token={key}&a=b".encode(),
     lambda key: f"\ufeff{key}".encode(),
     lambda key: f"Ünïcode {key}".encode("latin-1"),
+    lambda key: "".join(f"\\u{ord(letter):04x}" for letter in key).encode(),
+    lambda key: key.replace("-", "\\u002D").replace("_", "\\u005F").encode(),
 )
 
 
@@ -342,3 +349,6 @@ def test_no_key_of_a_known_form_is_sent_in_any_file(tmp_path: Path, attack: Atta
         with pytest.raises(UsageError, match="holds what looks like a key"):
             pack(folder)
         path.unlink() if before is None else path.write_bytes(before)
+    (folder / "queries.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"anything")))
+    with pytest.raises(UsageError, match="packed twice"):
+        pack(folder)

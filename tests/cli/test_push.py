@@ -256,6 +256,7 @@ def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None
         ("run", "README.md", b"OPENAI_API_KEY=abcdefgh, from https://user:hunter2@host/x"),
         ("world", "NOTICE", b"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG"),
         ("world", "README.md", b"key = 'abcdefgh'"),
+        ("run", "README.md", b"git clone https://a1b2c3d4e5f6a7b8c9@host/x"),
         ("world", "README.md", b"developer_token = abcdefgh12"),
     ):
         assert "holds what looks like a key" in refused_with(folder, name, content)
@@ -272,6 +273,7 @@ def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None
         '{"eos_token": "im_end2_x"}',
         "Format per token: qwen2.5-tokenizer",
         '{"policy":"vllm:Q@http://localhost:8000","b":"c@d"}',
+        "git clone https://somebody@host/x and https://host/a@b1c2d3e4f5a6b7c8d9",
     ],
 )
 def test_what_only_resembles_a_key_is_sent(tmp_path: Path, text: str) -> None:
