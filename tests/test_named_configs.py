@@ -12,7 +12,7 @@ from tests.cli.commands import command_in_process
 
 SERVICE, SHARDED = ENGINES = ["engines/gpt-oss-20b-tinker", "engines/gpt-oss-20b"]
 LEARNING = [f"{verb}/{name}" for verb in ("rl", "sft") for name in ("handles", "paper", "small")]
-NAMES = ["micro", "paper", "small", "transcript", *ENGINES, *LEARNING]
+NAMES = ["local", "micro", "paper", "small", "transcript", *ENGINES, *LEARNING]
 
 
 def test_the_configurations_of_the_package_are_found_by_name() -> None:

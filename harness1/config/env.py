@@ -159,11 +159,15 @@ class Rendering(Settings):
     recent: Positive = 5  # Turns shown in full.
     recent_max: Positive = 9  # `stable_first`: the window grows to this many turns, then is cut back to `recent`.
     epoch_turns: Positive = 5  # `epoch`: turns that continue one snapshot.
-    instructions: Literal["full", "brief", "minimal"] = "full"
-    """The static prompt: all rules; the few that fit a small window; or a single line, for a model trained in this
-    environment, with tools named but not described and the turn in place of the budget line."""
+    instructions: Literal["full", "brief", "plain", "minimal"] = "full"
+    """The static prompt: all rules; the few that fit a small window; plain words for small models that were not trained
+    here, beside little that they could copy in place of a query; or a single line, for a model trained in this
+    environment, with tools named but not described. The last two show the turn in place of the budget line."""
 
 
+ToolName = Literal[
+    "fan_out_search", "search_corpus", "grep_corpus", "read_document", "review_docs", "curate", "prune_chunks", "verify"
+]
 _Offered = Literal["fan_out", "grep", "read", "review", "verification", "pruning"]
 _Kept = Literal["tags", "auto_populate", "dedup", "compression", "evidence", "rank", "leads", "history"]
 Mechanism = Literal[_Offered, _Kept, "budget_marker", "entity_handles", "lead_handles", "marks"]
@@ -196,6 +200,9 @@ class Env(Settings):
     plugins: tuple[str, ...] = ()
     """Tools of other packages that are on, in the order shown, by the names of their entry points (`harness1.tools`),
     and tools of one's own, as `FILE.py:NAME`. None is on because it is installed."""
+    tools: tuple[ToolName, ...] = ()
+    """Tools that are offered beside `end_search` and plugins, of those that the mechanisms offer; empty: all. A model
+    that was not trained here does better with one: the harness curates (`auto_populate`)."""
     search: Search = Search()
     retrieval: Retrieval = Retrieval()
     fan_out: FanOut = FanOut()
@@ -214,6 +221,7 @@ class Env(Settings):
     def __post_init__(self) -> None:
         ordered = tuple(sorted(set(self.mechanisms), key=get_args(Mechanism).index))
         msgspec.structs.force_setattr(self, "mechanisms", ordered)  # a set, of which order decides nothing
+        msgspec.structs.force_setattr(self, "tools", tuple(sorted(set(self.tools))))
 
     def has(self, name: Mechanism) -> bool:
         return name in self.mechanisms
@@ -238,12 +246,13 @@ class Env(Settings):
         return {group: settings for group, settings in tree.items() if group != "leads" or self.has("leads")}
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as records have them: with a switch for each mechanism, `plugins` if any."""
-        tree = to_record(self, "env.") | {"plugins": list(self.plugins)}
+        """Return the settings as records have them: with a switch for each mechanism, `plugins` and `tools` if any."""
+        tree = to_record(self, "env.") | {"plugins": list(self.plugins), "tools": list(self.tools)}
         del tree["mechanisms"]
         for mechanism, (group, name) in SWITCHES.items():
             tree.setdefault(group, {})[name] = mechanism in self.mechanisms
-        leave_out_default(tree, {"plugins": []}, "plugins")
+        for name in ("plugins", "tools"):
+            leave_out_default(tree, {name: []}, name)
         return tree
 
     @property

@@ -206,6 +206,9 @@ def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece
             source = f" ({', '.join(handles)})" if handles else ""
             words.append(f"{shown[-1].entity} {name}{source}".strip())
             continue
+        if env.rendering.instructions == "plain":
+            words.append(name)
+            continue
         source = f"named by {', '.join(handles)}" if handles else "named in the question"
         told = ["part of the question"] if lead.is_part else [shown[-1].entity, source, "not found yet"]
         words.append(f"{name} ({'; '.join(filter(None, told))})")
@@ -257,6 +260,8 @@ class MemoryPieces:
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
         env = self.env
+        if env.rendering.instructions == "plain" and not memory.turn:
+            return []  # Small models make a query of whatever they see beside the question, such as `Curated 0/30`.
         found = memory.assess() if env.ranks else Assessment()
         hidden = [entry for entry in memory.curated.in_order() if entry.unit_id not in visible]
         if env.ranks:

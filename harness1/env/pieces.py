@@ -167,11 +167,20 @@ class Block(NamedTuple):
     turn: int = 0
 
 
+PLAIN = (
+    "Find the documents that hold the answer to a question. You search; somebody else writes the answer.\n"
+    "Search for one thing at a time, in a few words. When a document names something new that the question needs,"
+    " search for that name next. Never write a query twice."
+)
+
+
 def static_piece(env: Env, toolbox: Toolbox) -> Piece:
     """Return the instructions, which never change within an episode and mention no mechanism that is off."""
-    # Minimal instructions do not say how many documents can be delivered.
+    # Minimal and plain instructions do not say how many documents can be delivered.
     if env.rendering.instructions == "minimal":
         return piece("static", "system", "Curate the documents that answer the question.")
+    if env.rendering.instructions == "plain":
+        return piece("static", "system", PLAIN)
     lines = (_brief if env.rendering.instructions == "brief" else _full)(env, toolbox)
     return piece("static", "system", "\n".join(lines), MemoryView(cap=env.curation.cap))
 

@@ -136,7 +136,7 @@ def marker(env: Env, used: int, turn: int) -> Piece:
         if used > env.pruning.limits[1]:
             level = "Only prune_chunks, curate and end_search are carried out now."
         text = f"Budget: {used} of {limit} tokens, turn {turn} of {env.max_turns}. {level}"
-    elif env.rendering.instructions == "minimal":
+    elif env.rendering.instructions in ("plain", "minimal"):
         return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
     else:
         limit = env.prompt_limit

@@ -34,6 +34,7 @@ from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spa
 from harness1.models.dialects import Reading, decode_arguments, fit_calls, read_message, text_of
 from harness1.models.endings import has_ended
 from harness1.models.served import ServedModel
+from harness1.models.written_calls import response_format, write_messages
 from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
@@ -248,7 +249,11 @@ class ChatCompletionsSession:
     async def act(self, context: Context) -> Decision:
         """Ask until an answer holds a call. Raises InfrastructureFault; UsageError: every request would fail."""
         calls: list[ModelCall] = []
-        messages, more = without_controls(messages_of(context.pieces, self._said)), list[Message]()
+        if self._policy.settings.constrained:
+            messages = write_messages(context.pieces, context.tools)
+        else:
+            messages = messages_of(context.pieces, self._said)
+        messages, more = without_controls(messages), list[Message]()
         for attempt in range(self._policy.settings.format_retries + 1):
             try:
                 message = await self._ask(messages + more, context, attempt, calls)
@@ -285,23 +290,30 @@ class ChatCompletionsSession:
         body = {
             "model": policy.model,
             "messages": messages,
-            "tools": without_limits(tools_of(context.tools)),
             "temperature": settings.temperature,
             "top_p": 1.0,
             "seed": seed,
-            "tool_choice": "required",
             "max_tokens": room,
+            **self._tools(context),
         }
         sampling, begun = Sampling(settings.temperature, max_tokens=room, seed=seed), time.time()
         call = ModelCall(f"{context.turn}.{attempt}", attempt=attempt, sampling=sampling, t_start=begun)
         try:
-            completion = await self._post(body, lambda so_far: has_ended(so_far, context.tools))
+            # A schema ends each answer, also one that repeats itself.
+            free = not settings.constrained
+            completion = await self._post(body, lambda so_far: free and has_ended(so_far, context.tools))
             choice, text = completion.choices[0], ""
         except Unreadable as fault:
             choice, text = _Choice(_Message(), "length"), str(fault)
         finish = choice.finish_reason or ""
         calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time(), text=text))
         return choice.message
+
+    def _tools(self, context: Context) -> dict[str, Any]:
+        """Return what a request says of the tools."""
+        if self._policy.settings.constrained:
+            return {"response_format": response_format(context.tools, context.turn)}
+        return {"tools": without_limits(tools_of(context.tools)), "tool_choice": "required"}
 
     async def _post(self, body: dict[str, Any], ended: Ended) -> _Completion:
         policy = self._policy

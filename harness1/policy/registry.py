@@ -124,8 +124,6 @@ def open_model(spec: str, config: Config) -> Policy:
     asked = ModelSpec.read(spec)
     settings, reserve = config.policy, config.env.generation_reserve
     if asked.kind == "openai":
-        if settings.constrained:
-            raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
         served, window = served_model(asked, config), config.env.context_window
         if served.window is not None and window > served.window:
             raise ConfigError(

@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from harness1.config import Env
+from harness1.errors import ConfigError
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plugins import is_own, load_plugin, short_name, unfit
 from harness1.records import Note, Observation, ToolCall
@@ -46,7 +47,9 @@ NAMES = frozenset(function.__name__ for function in TOOLS)
 
 def tools_of(env: Env) -> tuple[ToolFunction, ...]:
     """Return the tools of this package that a configuration offers."""
-    return tuple(function for function, group in TOOLS.items() if not group or group in env.mechanisms)
+    chosen = {*env.tools, end_search.__name__} if env.tools else NAMES
+    offered = (function for function, group in TOOLS.items() if not group or group in env.mechanisms)
+    return tuple(function for function in offered if function.__name__ in chosen)
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,11 @@ class Toolbox:
     @lru_cache(maxsize=16)
     def of(cls, env: Env) -> Toolbox:
         """Return the tools of a configuration; schemas take 1 ms, so each once. Raises UsageError: a tool of
-        `env.plugins` is not installed, has the name of another, or cannot be imported."""
+        `env.plugins` is not installed, has the name of another, or cannot be imported; ConfigError: `env.tools` leaves
+        none."""
         built = [build_tool(function, env) for function in (*tools_of(env), *map(plugin_tool, env.plugins))]
+        if len(built) < 2:
+            raise ConfigError(f"env.tools: the mechanisms offer none of {', '.join(env.tools)}")
         return cls({tool.spec.name: tool for tool in built})
 
     @property

@@ -19,7 +19,7 @@ from rich.pretty import Pretty
 from harness1 import errors
 from harness1.cli.options import show
 from harness1.config import Config, Dense, Machine, load_config
-from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.errors import MissingExtra, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.causal_model import context_window, load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
@@ -170,9 +170,6 @@ def test_vllm_in_this_process_gets_its_share_of_the_gpus(folder: Path, monkeypat
 
 
 def test_settings_that_do_not_fit_a_model_are_refused(folder: Path) -> None:
-    constrained = load_config(None, ["policy.constrained=true"])
-    with pytest.raises(ConfigError, match=r"policy\.constrained needs a model whose tokens are sampled"):
-        open_model(f"openai:gpt@{URL}", constrained)
     with pytest.raises(UsageError, match="needs a tokenizer with"):
         open_model(f"hf:{folder}", load_config(None, ["policy.format=harmony"]))
     for key in ("se\ncret", "sécret"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import pytest
 from msgspec import Meta
 
 from harness1.config import Env, load_config
+from harness1.config.env import ToolName, read_env
+from harness1.env.environment import env_hash
+from harness1.errors import ConfigError
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation, ToolCall
-from harness1.tools.registry import TOOLS, Toolbox
+from harness1.tools.registry import NAMES, TOOLS, Toolbox
 from harness1.tools.tool import Needs, build_tool
 from tests.support import make_env, play, text_of
 
@@ -86,3 +89,14 @@ def test_a_tool_that_is_off_does_not_exist(group: str, name: str) -> None:
     assert [spec.name for spec in Toolbox.of(env).specs] == [tool for tool in BOX.tools if tool != name]
     step = play(make_env(env), ToolCall(name, {}))[0]
     assert f"there is no tool {name!r}. Use one of: " in text_of(step.context)
+
+
+def test_a_configuration_may_offer_some_tools_alone() -> None:
+    assert {*get_args(ToolName)} == NAMES - {"end_search"}
+    some = Env(tools=("search_corpus", "curate", "search_corpus"))
+    assert [*Toolbox.of(some).tools] == ["search_corpus", "curate", "end_search"]
+    assert env_hash(some) == env_hash(Env(tools=("curate", "search_corpus"))) != env_hash(Env())
+    assert read_env(some.plain()) == some
+    assert "tools" not in Env().plain()
+    with pytest.raises(ConfigError, match="the mechanisms offer none of grep_corpus"):
+        Toolbox.of(Env(tools=("grep_corpus",)).switch(grep=False))
