@@ -232,9 +232,9 @@ def _read_json(source: _Text, at: int, marked: bool) -> Found:
 
 _CLOSER = re.compile(rf"</|{_CONTROL}|```|\Z")
 _BRACE = re.compile(r"\s*\}")
-_UNDOUBLED = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|\{\{|\}\}', re.DOTALL)
+_UNDOUBLED = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|\{\{|\}\}', re.DOTALL)
 _PYTHON = re.compile(
-    r"""("[^"\\]*(?:\\.[^"\\]*)*")|'([^'\\]*(?:\\.[^'\\]*)*)'|\b(True|False|None)\b"""
+    r"""("[^"\\]*(?:\\.[^"\\]*)*"?)|'([^'\\]*(?:\\.[^'\\]*)*)'?|\b(True|False|None)\b"""
     r"""|\b([A-Za-z_]\w*+)\s*+(?:=(?!=)|:(?=\s*["'\[{\dtfn-]))""",
     re.DOTALL,
 )

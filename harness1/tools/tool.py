@@ -213,7 +213,9 @@ def memory_tool(function: ToolFunction) -> ToolFunction:
                 return found
             raise TypeError(f"it returned {type(found).__name__}, not an observation")
         except BaseException as error:
-            if isinstance(error, GeneratorExit) or is_interrupt(error):  # or nobody waits for it any more
+            trace = error.__traceback__
+            closed = isinstance(error, GeneratorExit) and trace is not None and trace.tb_next is None  # raised here
+            if closed or is_interrupt(error):
                 raise
             raise InfrastructureFault(f"the tool {function.__name__} failed: {failure(error)}") from error
 

@@ -332,6 +332,7 @@ HUGE = (
         unit * 20_000
         for unit in ("{", "[", '{"a":', "<tool_call>", "<|a|>", "```\n", "{\n", "[\n", "(", "\n", " ", '"', "a")
     ),
+    "{'" + "\\'" * 40_000 + "}",
     *(
         unit * 4_000
         for unit in ("<tool_call>x<arg_key>k</arg_key><arg_value>", "<function=a><parameter=b>", "</think>")
