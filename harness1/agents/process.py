@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shlex
 import signal
 import sys
@@ -75,7 +76,7 @@ async def agent_folder(within: Path, task: Task) -> AsyncIterator[Path]:
 
 def remove(folder: Path) -> None:
     """Remove a folder, however deep it is and whatever its modes are: folders within are first moved to its top."""
-    folders, names = [folder], count()
+    folders, names, unknown = [folder], count(), secrets.token_hex(8)  # an agent may have taken names that it can guess
     for place in folders:
         with suppress(OSError):
             place.chmod(0o700)
@@ -84,7 +85,7 @@ def remove(folder: Path) -> None:
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         path.chmod(0o700)
-                        folders.append(path.rename(folder / f".removed-{next(names)}"))
+                        folders.append(path.rename(folder / f".removed-{unknown}-{next(names)}"))
                     else:
                         path.unlink()
     for place in reversed(folders):

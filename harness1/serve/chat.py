@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from threading import Lock
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -31,6 +32,10 @@ Body = TypeVar("Body")
 
 VERBATIM = ("input", "parameters", "input_schema")
 """Keys whose content is kept with its nulls: the arguments of a call, and schemas."""
+
+MOST_PARTS = 1 << 17
+"""Parts of a body, of which a message has seven and a call of a tool twelve: they are read in half a second at most."""
+_PARTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"?|[,\[{]', re.DOTALL)
 
 
 class Called(Record):
@@ -114,7 +119,10 @@ class ChatReply(Record, kw_only=True):
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """Decode a body as an object and drop its nulls; raise Refused if the body is not a JSON object."""
+    """Decode a body as an object and drop its nulls; raise Refused if the body is not a JSON object, or has so many
+    parts that reading it would keep other clients waiting."""
+    if next(islice(_PARTS.finditer(body), MOST_PARTS, None), None):
+        raise Refused(400, f"the body has more than {MOST_PARTS:,} strings, commas and brackets")
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

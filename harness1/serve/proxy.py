@@ -70,7 +70,7 @@ RECORDED = (
 """What a record takes from an answer."""
 MOST_IDS = 1 << 31
 LONG = 64 << 10
-"""Characters of a prompt from which it is tokenised beside the event loop."""
+"""Bytes of a body from which its prompt is tokenised beside the event loop, also one of many empty messages."""
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -159,7 +159,7 @@ class ProxyService:
             raise Refused(400, f"messages and tools of {characters} characters; at most {most} are read")
         recall = partial(self._memory.recall, session)
         prepare = partial(self._upstream.prepare, dialect, body, asked, recall)
-        ready = prepare() if characters < LONG else (await self._tokenising.submit([prepare]))[0]
+        ready = prepare() if len(sent) < LONG else (await self._tokenising.submit([prepare]))[0]
         record |= {"prompt_ids": ready.prompt_ids, "sampling": ready.sampling, "request": ready.body}
         record["t_start"] = time.time()
         try:

@@ -500,6 +500,8 @@ def test_any_tree_that_an_agent_left_is_removed(tmp_path: Path) -> None:
     tree.mkdir()
     code = "import os\nfor n in range(1500):\n os.mkdir('d'); os.chdir('d')\nopen('f','w').close()"
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True)
+    for at in range(20):  # names that an earlier version gave to what it moved
+        (tree / f".removed-{at}" / "kept").mkdir(parents=True)
     (tree / "locked").mkdir()
     (tree / "locked" / "f").touch()
     (tree / "locked").chmod(0)

@@ -9,7 +9,7 @@ import pytest
 from harness1.config import Env
 from harness1.models.calls import tools_of
 from harness1.serve.anthropic_dialect import ANTHROPIC
-from harness1.serve.chat import Called, ChatMessage, ChatReply, ChatRequest, decode_body, refuse_unsupported
+from harness1.serve.chat import MOST_PARTS, Called, ChatMessage, ChatReply, ChatRequest, decode_body, refuse_unsupported
 from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, body_of
 from harness1.serve.service import Refused
 from harness1.tools.registry import Toolbox
@@ -139,7 +139,7 @@ def test_what_is_no_request_is_the_clients_fault() -> None:
         with pytest.raises(Refused) as caught:
             anthropic(**body)
         assert caught.value.status_code == 400
-    for broken in (b"", b"[]", b"nonsense", b'{"a": ', b"\xff", b"[" * 100_000):
+    for broken in (b"", b"[]", b"nonsense", b'{"a": ', b"\xff", b"[" * 100_000, b'{"x": [%s1]}' % (b"1," * MOST_PARTS)):
         with pytest.raises(Refused):
             decode_body(broken)
 

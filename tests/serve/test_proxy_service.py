@@ -314,11 +314,13 @@ def test_long_prompts_are_tokenised_beside_the_event_loop_and_longer_ones_are_re
     async def main() -> list[int]:
         with Recorder(tmp_path) as recorder:
             proxy = ProxyService(upstream, recorder.append, msgspec.structs.replace(LIMITS, prompt_characters=200_000))
-            return [(await ask(proxy, said(length))).status for length in (1000, 100_000, 250_000)]
+            empty = {**WORDS, "messages": [{"role": "user", "content": ""}] * 3000}
+            bodies = (said(1000), said(100_000), said(250_000), empty)
+            return [(await ask(proxy, body)).status for body in bodies]
 
     upstream.prepare = noted
-    assert asyncio.run(main()) == [200, 200, 400]
-    assert threads == [True, False]
+    assert asyncio.run(main()) == [200, 200, 400, 200]
+    assert threads == [True, False, False]
     calls = list(read_records(tmp_path))
     assert "at most 200000" in str(calls[2].error)
     assert model.chat.tokenizer.decode(calls[1].prompt_ids).count("word ") == 20_000
