@@ -225,8 +225,8 @@ def _said(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001 - its text is of others, too
-        return type(error).__name__
+    except BaseException:  # noqa: BLE001 - its text is of others, too, and so may be the name of its type
+        return type.__repr__(type(error)).split("'")[1].rpartition(".")[2]
 
 
 def is_of_session(name: str) -> bool:

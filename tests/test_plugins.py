@@ -297,6 +297,7 @@ def test_a_name_of_two_packages_is_refused_with_both(install: Install) -> None:
         ("import asyncio; raise asyncio.CancelledError", "CancelledError: "),
         ("raise BaseExceptionGroup('a', [GeneratorExit()])", "BaseExceptionGroup: a"),
         ("class Odd(Exception):\n    def __str__(self): raise self\nraise Odd", "Odd$"),
+        ("class M(type):\n    __name__ = property(len)\nclass Odd(Exception, metaclass=M): ...\nraise Odd", "Odd$"),
         ("shut = 1", "AttributeError: .*'shout'"),
     ],
 )

@@ -94,6 +94,8 @@ def arrange(order: Order) -> None:
     set_mounts(str(tree), 0, READ_ONLY)
     if uid:
         name_user(uid, tree)
+    else:
+        hide_terminals()
     mount("proc", "/proc", "proc", INERT | 8)
     mount("/proc/sys", "/proc/sys", "", BIND)
     set_mounts("/proc/sys", READ_ONLY, 0)
@@ -134,6 +136,18 @@ def cover(place: Path, names: set[str]) -> None:
         target.mkdir() if stat.S_ISDIR(mode) else target.touch()
         mount(f"/proc/self/fd/{descriptor}", str(target), "", BIND | RECURSIVE)
         os.close(descriptor)
+
+
+def hide_terminals() -> None:
+    """Cover the terminals of the agent's user, which it could read and write; it gets its own where it may."""
+    for each in Path("/dev").glob("tty?*"):
+        if os.access(each, os.R_OK) or os.access(each, os.W_OK):
+            cover(each, set())
+    cover(Path("/dev/console"), set())
+    try:
+        mount("devpts", "/dev/pts", "devpts", 2 | 8, "newinstance,ptmxmode=0666,mode=0620")
+    except OSError:
+        cover(Path("/dev/pts"), set())
 
 
 def name_user(uid: int, tree: Path) -> None:

@@ -139,6 +139,9 @@ def sockets_of_services():
             found.append(place)
     return found
 
+def terminals_of_the_user():
+    return [place for place in glob.glob("/dev/pts/[0-9]*") if os.write(os.open(place, os.O_RDWR | os.O_NOCTTY), b"x")]
+
 def keys_in_the_home():
     import pwd
     home = {home!r}
@@ -246,7 +249,7 @@ def trainer(place: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("trainer")
 def test_hostile_agents_touch_nothing_of_an_honest_one_and_reach_no_gold(way: Sandbox, place: Path) -> None:
-    gold, out = place / "data" / "qrels.tsv", place / "out"
+    gold, out, terminal = place / "data" / "qrels.tsv", place / "out", os.openpty()
     for folder in (gold.parent, out):
         folder.mkdir()
     gold.write_text("t0\tD1\t1\n")
@@ -278,6 +281,8 @@ def test_hostile_agents_touch_nothing_of_an_honest_one_and_reach_no_gold(way: Sa
     assert script.read_text() == AGENT + HOSTILE.format(**names)
     assert gold.read_text() == "t0\tD1\t1\n"
     assert processes_with(f"ghost-{SECRET}") == []
+    for descriptor in terminal:
+        os.close(descriptor)
 
 
 def processes_with(word: str) -> list[str]:
