@@ -119,6 +119,9 @@ def _open_gguf(source: Path, folder: Path, dtype: Target) -> Stored:
     check_installed()
     with refusing(f"{source.name} cannot be converted"):
         file = GgufFile(source)
+        layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+        if layers != (named := file.facts.get(f"{file.facts['general.architecture']}.block_count", layers)):
+            raise ValueError(f"it has {layers} of the {named} layers that it names")
         folder.mkdir(parents=True, exist_ok=True)
         _save_config(file.facts, folder, dtype, tied="output.weight" not in file.tensors)
         _save_tokenizer(file.facts, folder)

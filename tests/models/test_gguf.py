@@ -106,7 +106,11 @@ def written(path: Path, model: PreTrainedModel, quantized: bool = False, **chang
     kind = model.config.model_type
     writer = GGUFWriter(path, changes.get("architecture", kind))
     kinds = [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS) - 1) + [5]
-    facts: dict[str, Any] = {"context_length": WINDOW, "embedding_length": WIDTH, "block_count": LAYERS}
+    facts: dict[str, Any] = {
+        "context_length": WINDOW,
+        "embedding_length": WIDTH,
+        "block_count": changes.get("blocks", LAYERS),
+    }
     facts |= {"feed_forward_length": 96, "head_count": HEADS, "head_count_kv": KV_HEADS, "layer_norm_rms_eps": 1e-6}
     facts |= {"rope_freq_base": 5000.0, "tokenizer_model": "gpt2", "tokenizer_pre": changes.get("pre", PRE[kind])}
     facts |= {"token_list": TOKENS, "token_types": kinds, "token_merges": MERGES, "chat_template": TEMPLATE}
@@ -206,12 +210,13 @@ def test_text_is_split_as_the_file_says(
     [
         ({"architecture": "mamba"}, "plain Llama or Qwen2"),
         ({"pre": "qwen3"}, "qwen3"),
+        ({"blocks": 1 << 30}, f"2 of the {1 << 30} layers"),
         ({"tensor": "rope_freqs.weight"}, "rope_freqs"),
         ({"tensor": "blk.0.attn_output.bias"}, "attn_output.bias"),
     ],
 )
 def test_rejects_files_that_it_does_not_support(
-    model: PreTrainedModel, tmp_path: Path, changes: dict[str, str], reason: str
+    model: PreTrainedModel, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):
         convert_gguf(written(tmp_path / "odd.gguf", model, **changes), tmp_path / "model")
