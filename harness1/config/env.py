@@ -28,6 +28,7 @@ from harness1.plugins import identity
 from harness1.words import AUTO, NONE, languages
 
 OBSERVATION_SHARE = 0.4  # The largest share of a prompt that the texts of one observation may take.
+PRUNED_OUTPUT = 4096  # Most tokens of one observation in a transcript that is pruned, as in Context-1.
 HITS_SHARE = 0.5  # largest share of a prompt for the hits of one observation with what stands beside them
 TITLE_SHARE = 1 / 16  # The largest share of a prompt that one title may take.
 LARGEST_CAP = 30  # The most units that a curated set may hold.
@@ -147,7 +148,6 @@ class Pruning(Settings):
     limits: tuple[Positive, Positive] = (16384, 24326)
     """Sizes in tokens above which every observation asks the policy to prune or to conclude, and above which only
     pruning, curating and ending the search are allowed."""
-    output: Positive = 4096  # Maximum tokens of one observation.
 
 
 class Rendering(Settings):
@@ -289,7 +289,7 @@ class Env(Settings):
     def observation_limit(self, tokens: int) -> int:
         """Cap an allowance in tokens, so that even a small context window holds a whole turn."""
         most = int(self.prompt_limit * OBSERVATION_SHARE)
-        return min(tokens, most, self.pruning.output) if self.has("pruning") else min(tokens, most)
+        return min(tokens, most, PRUNED_OUTPUT) if self.has("pruning") else min(tokens, most)
 
 
 def with_mechanisms(tree: Mapping[str, Any]) -> dict[str, Any]:

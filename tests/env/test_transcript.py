@@ -21,8 +21,8 @@ WORLD = wide_corpus(60)
 QUERIES = ("river castle", "bridge king", "Paris London", "Rome Ada", "engine program", "poet town", "war rain")
 
 
-def pruning(tokens: int, refusal: int, output: int = 4096) -> Env:
-    pruning = msgspec.structs.replace(ENV.pruning, limits=(tokens, refusal), output=output)
+def pruning(tokens: int, refusal: int) -> Env:
+    pruning = msgspec.structs.replace(ENV.pruning, limits=(tokens, refusal))
     return msgspec.structs.replace(ENV, pruning=pruning)
 
 
@@ -64,9 +64,7 @@ def test_over_the_threshold_every_observation_asks_to_prune_and_observations_are
     small, large = (play(make_env(pruning(tokens, 24326), WORLD), search("river castle"))[0] for tokens in (20000, 900))
     assert "Prune what is useless" not in text_of(small.context)
     assert "Prune what is useless" in text_of(large.context)
-    fan_out = call("fan_out_search", queries=list(QUERIES[:5]))
-    few, many = (play(make_env(pruning(16384, 24326, output), WORLD), fan_out)[0] for output in (600, 4096))
-    assert few.context.budget.used < many.context.budget.used
+    assert (ENV.observation_limit(9000), Env().observation_limit(9000)) == (4096, 9000)
 
 
 def test_a_crowded_transcript_takes_only_what_frees_delivers_or_ends() -> None:
