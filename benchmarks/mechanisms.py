@@ -55,7 +55,6 @@ TRANSCRIPT = (
     *("env.rendering.order=transcript", "env.pruning.on=true", "env.pruning.limits=[600, 800]"),
     *("env.auto_populate.on=false", "env.auto_populate.by=first", "env.dedup.on=false", "env.history.on=false"),
     *("env.compression.on=false", "env.evidence.on=false", "env.evidence.rank=false", "env.leads.on=false"),
-    "env.pruning.output=360",
 )
 """The same tools over a growing transcript, which the policy prunes, in a window of the same size."""
 BASE = "whole harness"
