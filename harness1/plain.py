@@ -198,36 +198,51 @@ def secrets_of(address: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*found, *map(unquote, found), *map(unquote_plus, found)]))
 
 
-_KEY = r"""
-    hf_[A-Za-z0-9]{30,} | (?:AKIA|ASIA)[0-9A-Z]{16}\b | AIza[\w-]{35} | gh[oprsu]_[A-Za-z0-9]{36,}
-    | npm_[A-Za-z0-9]{36,} | github_pat_\w{30,} | glpat-[\w-]{20,} | xox[abeoprs]-[\w-]{16,} | gsk_[A-Za-z0-9]{30,}
-    | nvapi-[\w-]{40,} | xai-[A-Za-z0-9]{40,} | [rs]k_(?:live|test)_[A-Za-z0-9]{20,} | r8_[A-Za-z0-9]{30,}
-    | pypi-AgE[\w-]{50,} | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY
-    | (?: (?<![^\W_]) (?<!-) | (?<=[^\w-]-) | (?<=\\[nrt]) | (?<=\\u[0-9a-fA-F]{4}) | (?<=%[0-9a-fA-F]{2}) )
-      (?: sk-(?=[\w-]{0,99}\d)[\w-]{20,} | eyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,} )
+_RUN = r"(?=\w{0,63}\d)(?=\w{0,63}[A-Za-z])\w{20,}"
+_AT_HOST = r"@(?!(?:[\w-]{1,63}\.){0,9}example\b)(?:\[|[\w-]{1,63}\.\w)"
+"""The random part of a key: digits and letters without a hyphen."""
+_ALONE = r"(?: (?<![^\W_]%(it)s) | (?<=\\[nrt]%(it)s) )"
+_FORMS = {
+    "AGE-SECRET-KEY-1": r"[0-9A-Z]{40,}",
+    "AIza": r"[\w-]{35}",
+    **dict.fromkeys(("AKIA", "ASIA"), r"[0-9A-Z]{16}\b"),
+    "-----BEGIN ": r"[A-Z ]{0,40}PRIVATE\ KEY",
+    "eyJ": _ALONE % {"it": "eyJ"} + r"[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,}",
+    **dict.fromkeys(("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "npm_"), r"[A-Za-z0-9]{36,}"),
+    "github_pat_": r"\w{30,}",
+    "glpat-": r"[\w-]{20,}",
+    **dict.fromkeys(("gsk_", "hf_"), r"[A-Za-z0-9]{30,}"),
+    "nvapi-": r"(?=[\w-]{0,63}\d)[\w-]{30,}",
+    "pypi-AgE": r"[\w-]{50,}",
+    "r8_": r"(?=\w{0,36}\d)[A-Za-z0-9]{37}\b",
+    # After a vowel it may be the end of a word, such as `task-`: there, only what services of models begin with.
+    "sk-": rf"""(?:
+        (?: (?<![\w-]sk-) | (?<=[^\w-]-sk-) | (?<=\\[nrt]sk-) | (?<=\\u[\da-fA-F]{{4}}sk-) | (?<=%[\da-fA-F]{{2}}sk-) )
+        (?=[\w-]{{0,99}}\d)[\w-]{{20,}}
+        | (?<![aeiouAEIOU]sk-) (?:[a-z]{{2,8}}\d{{0,2}}-){{0,2}} {_RUN}
+        | (?:proj|svcacct|admin|or-v1|ant-[a-z]{{3}}\d\d)- {_RUN}
+        | ant-[a-z]{{3}}\d\d-[\w-]{{60,}} | [\w-]{{20,99}}T3BlbkFJ )""",
+    **dict.fromkeys(("rk_live_", "rk_test_", "sk_live_", "sk_test_"), r"[A-Za-z0-9]{16,}"),
+    **{
+        begin: _ALONE % {"it": begin} + rf"(?:[a-z]{{2,8}}-)? {_RUN}"
+        for begin in ("jina_", "pplx-", "tml-", "tvly-", "xai-")
+    },
+    "xox": r"(?:[abceoprs]-\d|d-)[\w%-]{15,}",
+}
+"""The forms of keys by how they begin: of the hub, of services of models and searches, of clouds, code hosts and
+payments; of signed tokens and private keys."""
+_IN_ADDRESS = rf"""
+    (?: [\w.~%+-]{{0,64}} :(?=[^\s@]{{0,99}}\d)(?=[^\s@]{{0,99}}[A-Za-z]) [\w.~!$&+=%^-]{{8,}} | {_RUN} ) {_AT_HOST}
 """
-_BEGINNINGS = (
-    *(
-        b"hf_",
-        b"AKIA",
-        b"ASIA",
-        b"AIza",
-        b"gho_",
-        b"ghp_",
-        b"ghr_",
-        b"ghs_",
-        b"ghu_",
-        b"npm_",
-        b"github_pat_",
-        b"glpat-",
-    ),
-    *(b"xox", b"gsk_", b"nvapi-", b"xai-", b"k_live_", b"k_test_", b"r8_", b"pypi-AgE", b"-----BEGIN ", b"sk-", b"eyJ"),
-)
-"""With what a key begins: looked for first, because texts of gigabytes are."""
-_BEFORE, _LONGEST, _LONGEST_SIGNED = 12, 240, 2100
-"""Bytes before the beginning of a key and after it by which it is told: of most, and of a signed token."""
-_IS_KEY = re.compile(_KEY, re.VERBOSE)
-"""A key by its form alone: of the hub, of model services, clouds and code hosts; a signed token; a private key."""
+"""After `://`, a password or a token of letters and digits, but at the hosts of examples and at names without a dot."""
+_KEY = "|".join(re.escape(begin) + form for begin, form in _FORMS.items())
+_SEARCHES = [
+    (begin.encode(), re.compile((re.escape(begin) + form).encode(), re.VERBOSE))
+    for begin, form in (*_FORMS.items(), ("://", _IN_ADDRESS))
+]
+_CONTEXT = 16
+"""Bytes before a key that decide whether it is one."""
+_ESCAPED = re.compile(rb"\\{1,8}(?:(?:u00|x)([2-7][0-9a-fA-F])|/)|&\#(?:0{0,9}(\d{2,3})|[xX]0{0,9}([2-7][0-9a-fA-F]));")
 _LOOKS_SECRET = re.compile(
     rf"""(?ix)
     ( (?<![^\W_]) (?:api[-_ ]?key | authorization | access[-_]?token) ["']? \s*[:=]\s* ["']? (?:bearer\s+ | basic\s+)?
@@ -240,14 +255,25 @@ _LOOKS_SECRET = re.compile(
 """A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form or another."""
 
 
-def holds_key(text: bytes) -> bool:
-    """Return whether a text holds what its form alone shows to be a key, whatever the text is about."""
-    for begin in _BEGINNINGS:
-        longest, at = _LONGEST_SIGNED if begin == b"eyJ" else _LONGEST, -1
-        while (at := text.find(begin, at + 1)) >= 0:
-            if _IS_KEY.search(text[max(0, at - _BEFORE) : at + longest].decode("utf-8", "replace")):
-                return True
-    return False
+def find_key(data: bytes, *, goes_on: bool = False) -> int | None:
+    """Return the place of what its form alone shows to be a key, whatever the text is about, or None. `goes_on`: a
+    text before this one ended with its first bytes, which are not searched again."""
+    found = (form.search(data, _CONTEXT * goes_on) for begin, form in _SEARCHES if begin in data)
+    return next((each.start() for each in found if each), None)
+
+
+def unescaped(data: bytes) -> bytes:
+    """Return a text whose visible ASCII characters are written as they are: without NUL, UTF-16 reads as ASCII, and
+    JSON, Python and HTML may write any character as a number. Lines stay."""
+    data = data.replace(b"\0", b"")
+    if not any(mark in data for mark in (b"\\u00", b"\\x", b"\\/", b"&#")):
+        return data
+
+    def character(found: re.Match[bytes]) -> bytes:
+        code = int(found[2]) if found[2] else int(found[1] or found[3] or b"2f", 16)
+        return bytes([code]) if 0x20 < code < 0x7F else found[0]
+
+    return _ESCAPED.sub(character, data)
 
 
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:

@@ -15,13 +15,14 @@ import msgspec
 from harness1.data import beir
 from harness1.data.beir import CORPUS, QRELS, QUERIES
 from harness1.data.benchmarks import BENCHMARKS
+from harness1.data.dataset_cache import Progress
 from harness1.data.origins import UNKNOWN, origins_of
-from harness1.data.tables import pieces
+from harness1.data.tables import blocks
 from harness1.episodes.single import ASKED
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError, optional
 from harness1.model_folder import ADAPTER_CONFIG, base_name
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.plain import HIDDEN, holds_key, without_secrets
+from harness1.plain import HIDDEN, find_key, unescaped, without_secrets
 from harness1.records import Task
 from harness1.runs.files import STAGE, Stage, read_stage
 from harness1.runs.folder import CONFIG, DERIVED, METRICS, PROVENANCE, RESOURCES, SUBMISSIONS
@@ -30,7 +31,9 @@ from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN
 from harness1.training.log import LOG
 
 OVERLAP = 4096
-"""Bytes that are looked at twice where a long line is cut, so that no key is."""
+"""Bytes that are looked at twice where a file is read in blocks, so that no key is cut."""
+PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""How files of gzip, zip, bzip2, xz and Zstandard begin."""
 HEADER = 1 << 27
 """The most bytes of a header of weights that are looked at."""
 LICENCES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")
@@ -93,11 +96,11 @@ class Sent(NamedTuple):
     commit: str
 
 
-def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
+def pack(folder: Path, *, own_questions: bool = False, watch: Progress = lambda *_: None) -> Parcel:
     """Return what would be sent of a folder. Raise UsageError if it is no finished run, dataset or policy; it was made
     of what must not be published; no card tells of what, or its questions are no tasks of a dataset, unless
     `own_questions` says that the sender may publish them; or a file holds what looks like a key. SchemaError: a run was
-    changed after it had ended."""
+    changed after it had ended. `watch`: called with what is done, the bytes done, and their sum (0 if unknown)."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     stage = read_stage(folder)
@@ -110,7 +113,7 @@ def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = tuple(name for name in names if _is_sent(folder, name, (*kind.own, *kind.others)))
     for name in files:
-        _refuse_keys(folder / name, strict=_matches(name, kind.own))
+        _refuse_keys(folder / name, strict=_matches(name, kind.own), watch=watch)
     return Parcel(folder, kind, files, tuple(name for name in names if name not in files))
 
 
@@ -178,43 +181,48 @@ _NAMED = re.compile(
 """A value with letters and digits after what may be the name of a key, or a password or token in an address."""
 
 
-_ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
-"""A letter, digit or sign that JSON need not escape, and may."""
-
-
-def _refuse_keys(path: Path, *, strict: bool) -> None:
+def _refuse_keys(path: Path, *, strict: bool, watch: Progress = lambda *_: None) -> None:
     """Refuse a file that holds a key, or, where it is `strict`, what might be one."""
-    for number, line in enumerate(_texts(path, across=strict)):
-        if line.startswith(b"\x1f\x8b"):
-            raise UsageError(f"{path} is packed twice, so that it cannot be seen whether it holds keys")
-        found = line.replace(b"\0", b"")  # without NUL, UTF-16 reads as ASCII
-        plain = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), found) if rb"\u00" in found else found
-        text = plain.decode("utf-8", "replace") if strict else ""
-        if (
-            holds_key(found)
-            or (plain is not found and holds_key(plain))
-            or _NAMED.search(text)
-            or without_secrets(text) != text
-        ):
+    if find_key(path.name.encode()) is not None:
+        raise UsageError(f"the name of {path} holds what looks like a key: give it another")
+    line, done, size = 1, 0, 0 if path.suffix == ".gz" else path.stat().st_size
+    for before, block in _texts(path):
+        text = unescaped(before + block)
+        if (found := find_key(text, goes_on=bool(before))) is None and strict:
+            found = _find_resemblance(text.decode("utf-8", "replace"))
+        if found is not None:
+            number = line - before.count(b"\n") + text.count(b"\n", 0, found)
             raise UsageError(f"{path}:{number} holds what looks like a key: take it out first")
+        if not before and block.startswith(PACKED):
+            raise UsageError(f"{path} holds a packed file, in which no key would be found: put its content there")
+        line += block.count(b"\n")
+        done += len(block)
+        watch(f"searching {path.name} for keys", done, size)
 
 
-def _texts(path: Path, *, across: bool = False) -> Iterator[bytes]:
-    """Yield the name of a file, and its lines, unpacked, the parts of a long one overlapping; of weights the header.
-    `across`: each with the end of the one before, for what may go on in the next line."""
-    before = b""
-    yield path.name.encode()
+def _find_resemblance(text: str) -> int | None:
+    """Return the place of what might be a key, or None."""
+    if named := _NAMED.search(text):
+        return named.start()
+    shown = without_secrets(text)
+    differing = (at for at, pair in enumerate(zip(text, shown, strict=False)) if len(set(pair)) > 1)
+    return next(differing, 0) if shown != text else None
+
+
+def _texts(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the blocks of a file, unpacked, each with the end of the one before; of weights the header."""
     if path.suffix == ".safetensors":
         with path.open("rb") as file:
-            yield file.read(min(int.from_bytes(file.read(8), "little"), HEADER))
+            yield b"", file.read(min(int.from_bytes(file.read(8), "little"), HEADER))
         return
-    for piece in pieces(path):
-        yield before + piece
-        before = piece[-OVERLAP:] if across or not piece.endswith(b"\n") else b"\n"
+    before = b""
+    for block in blocks(path):
+        yield before, block
+        before = block[-OVERLAP:]
 
 
 def _holds(path: Path, word: bytes) -> bool:
-    return any(word in text for text in _texts(path))
+    return word in path.name.encode() or any(word in unescaped(before + block) for before, block in _texts(path))
 
 
 @contextmanager

@@ -300,7 +300,8 @@ def push(
     Example: harness1 push runs/scifact --to me/scifact-run --dry-run"""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", to):
         raise UsageError(f"--to is OWNER/NAME, not {to!r}")
-    parcel = pack(folder, own_questions=own_questions)
+    with progress_of_bytes() as show:
+        parcel = pack(folder, own_questions=own_questions, watch=show)
     files = {name: (folder / name).stat().st_size for name in parcel.files}
     found: dict[str, Any] = {"to": to, "kind": parcel.kind.repository, "public": public, "files": files}
     found["left"] = parcel.left

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ TEXT_KEYS = ("text", "contents", "content")
 CHUNKS_KEY = "_chunks"
 LINE_BYTES = 16 << 20
 """Longest line that is read: three times the longest novel. Decoded, it may take 25 times as much memory."""
+BLOCK_BYTES = 1 << 20
 WHOLE_BYTES = 2 << 30
 """Largest file that is read into memory whole; HotpotQA's is a quarter of it."""
 INFLATION, LEAST_INFLATED = 200, 64 << 20
@@ -89,13 +90,22 @@ def content(path: Path) -> bytes:
 def pieces(path: Path) -> Iterator[bytes]:
     """Yield the lines of a plain or gzipped file as they are, longer ones cut at `LINE_BYTES`; otherwise as
     `numbered_lines`."""
+    return _read(path, lambda file: file.readline(LINE_BYTES))
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a plain or gzipped file in blocks of `BLOCK_BYTES`; otherwise as `numbered_lines`."""
+    return _read(path, lambda file: file.read(BLOCK_BYTES))
+
+
+def _read(path: Path, take: Callable[[IO[bytes]], bytes]) -> Iterator[bytes]:
     if path.exists() and not path.is_file():
         raise CorpusError(f"cannot read {path}: not a regular file")
     is_packed = path.suffix == ".gz"
     left = max(INFLATION * path.stat().st_size, LEAST_INFLATED) if is_packed and path.exists() else sys.maxsize
     try:
         with gzip.open(path) if is_packed else path.open("rb") as file:
-            while piece := file.readline(LINE_BYTES):
+            while piece := take(cast("IO[bytes]", file)):
                 left -= len(piece)
                 if left < 0:
                     raise CorpusError(f"cannot read {path}: it inflates to more than {INFLATION} times its size")

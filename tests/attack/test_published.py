@@ -319,20 +319,23 @@ SHAPES = (
     ("nvapi-", ALNUM + "_-", 64),
     ("xai-", ALNUM, 80),
     ("sk_live_", ALNUM, 24),
-    ("r8_", ALNUM, 37),
-    ("MY_sk-1", ALNUM, 40),
+    ("rk_live_", ALNUM, 24),
+    ("r8_1", ALNUM, 36),
+    ("gsk_", ALNUM, 52),
+    ("tvly-dev-1", ALNUM, 32),
 )
 SPELLINGS: tuple[Callable[[str], bytes], ...] = (
     str.encode,
     lambda key: key.encode("utf-16"),
     lambda key: key.encode("utf-16-be"),
     lambda key: json.dumps(f"a\n{key}\tb").encode(),
+    lambda key: "".join(f"\\u{ord(each):04x}" for each in key).encode(),
+    lambda key: key.replace("-", "\\\\u002D").replace("_", "&#95;").encode(),
+    lambda key: f"MY_{key}".encode(),
     lambda key: f"'{key}'".encode(),
     lambda key: f"https://x/?token={key}&a=b".encode(),
     lambda key: f"\ufeff{key}".encode(),
     lambda key: f"Ünïcode {key}".encode("latin-1"),
-    lambda key: "".join(f"\\u{ord(letter):04x}" for letter in key).encode(),
-    lambda key: key.replace("-", "\\u002D").replace("_", "\\u005F").encode(),
 )
 
 
@@ -350,5 +353,5 @@ def test_no_key_of_a_known_form_is_sent_in_any_file(tmp_path: Path, attack: Atta
             pack(folder)
         path.unlink() if before is None else path.write_bytes(before)
     (folder / "queries.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"anything")))
-    with pytest.raises(UsageError, match="packed twice"):
+    with pytest.raises(UsageError, match="holds a packed file"):
         pack(folder)

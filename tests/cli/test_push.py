@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.adapters.hub import _refuse_keys
+from harness1.adapters.hub import _refuse_keys, pack
 from harness1.config import Config
 from harness1.data import tables
 from harness1.episodes.single import open_run, question_task
@@ -258,9 +258,18 @@ def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None
         ("world", "README.md", b"key = 'abcdefgh'"),
         ("run", "README.md", b"git clone https://a1b2c3d4e5f6a7b8c9@host/x"),
         ("world", "README.md", b"developer_token = abcdefgh12"),
+        ("world", "README.md", b'{"api_\\u006bey": "abcdef123"}'),
+        ("world", "corpus.jsonl", b"keysk-" + b"0a1b2c3d" * 4),
+        ("world", "corpus.jsonl", b"tasksk-proj-" + b"a1B2" * 8),
+        ("world", "corpus.jsonl", b"https://b0b:hunter2pass@db.corp.com/x"),
+        ("world", "corpus.jsonl", b'{"url": "postgres:\\/\\/:hunter2pass@10.0.0.1"}'),
+        ("world", "corpus.jsonl", b"https://" + b"a1B2" * 5 + b"@host.org"),
     ):
         assert "holds what looks like a key" in refused_with(folder, name, content)
+    assert "corpus.jsonl:70001 holds" in refused_with("world", "corpus.jsonl", b"a line of 17 bytes\n" * 70_000 + key)
     assert "holds the hub's token" in refused_with("world", "corpus.jsonl", b"x" * tables.LINE_BYTES + TOKEN.encode())
+    escaped = TOKEN.replace("_", "\\u005f").encode()
+    assert "holds the hub's token" in refused_with("world", "corpus.jsonl", escaped)
     assert not hub.files
 
 
@@ -282,6 +291,28 @@ def test_what_only_resembles_a_key_is_sent(tmp_path: Path, text: str) -> None:
     _refuse_keys(path, strict=True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "task-1234567890123456789",
+            f"risk-{'0a1b' * 8}",
+            f"desk-{'a1B2' * 8}",
+            "norsk-2024-valg-og-politikk-i-norge",
+        ),
+        *("https://user@host.org", "https://medium.com/@someone1234567890123456", "https://john.smith.1987@mail.org"),
+        *("https://user:password@host.org", "https://user:passw0rd@api.example.com", "mongodb://root:rootpass12@mongo"),
+        *("xoxo-love-and-kisses-for-2024", "html-5a6b7c8d9e0f5a6b7c8d9e0f", "sk\\u002dlearn", f"pk_live_{'a1B2' * 8}"),
+    ],
+)
+def test_words_and_addresses_in_documents_are_no_keys(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(f"{'x' * 1_048_575} {text} y")
+    _refuse_keys(path, strict=False)
+    path.write_text(f"{' ' * (1_048_576 - 4096 - 2)}{text}{' ' * 9999}")
+    _refuse_keys(path, strict=False)
+
+
 def test_documents_may_speak_of_keys(harness1: Command, hub: FakeHub) -> None:
     assert harness1("data", "copy", "world:60", "--out", "world").code == 0
     with Path("world/corpus.jsonl").open("a") as file:
@@ -289,6 +320,13 @@ def test_documents_may_speak_of_keys(harness1: Command, hub: FakeHub) -> None:
             '{"_id": "x", "text": "Authorization: Basic abc, api_key=abcdef, sk-learn, task-1234567890123456789"}'
         )
     sent(harness1, hub, Path("world"))
+
+
+def test_the_search_for_keys_tells_how_far_it_is(run: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    pack(run, watch=lambda *each: told.append(each))
+    size = (run / "episodes.jsonl").stat().st_size
+    assert ("searching episodes.jsonl for keys", size, size) in told
 
 
 def test_only_what_is_known_to_be_needed_is_sent(harness1: Command, hub: FakeHub, run: Path) -> None:
