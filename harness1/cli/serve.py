@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -238,7 +239,7 @@ def _find_model(name: str) -> tuple[Path | None, Path | None, int | None]:
     """Return the folder of a model, its GGUF and the tokens that it reads, each if there is one: a GGUF may come alone,
     by its path. Raise UsageError if there is no such model."""
     if not name.endswith(".gguf"):
-        folder = resolve_model(name)
+        folder = resolve_model(name).resolve()  # whose name is shown: `.` has none
         gguf = folder / GGUF
         return folder, gguf if gguf.exists() else None, context_window(folder)
     gguf = Path(name).expanduser()
@@ -281,7 +282,8 @@ def _serve_here(folder: Path, settings: Config, port: int, slots: int) -> None:
 
 def _put_policy(name: str, port: int, how: str, options: str) -> None:
     where = _address(LOCAL, port)
-    put(f"{name} at {where} ({how}). Its policy:\n--policy openai:{name}@{where}/v1 {options}", flush=True)
+    policy = shlex.quote(f"openai:{name}@{where}/v1")
+    put(f"{name} at {where} ({how}). Its policy:\n--policy {policy} {options}", flush=True)
 
 
 def _require_extra() -> None:

