@@ -245,7 +245,8 @@ def _find_model(name: str) -> tuple[Path | None, Path | None, int | None]:
     gguf = Path(name).expanduser()
     with refusing(f"{name} is no GGUF file"):
         facts = GgufFile(gguf).facts
-    return None, gguf, facts.get(f"{facts.get('general.architecture')}.context_length")
+    most = facts.get(f"{facts.get('general.architecture')}.context_length")
+    return None, gguf, most if isinstance(most, int) else None
 
 
 def _serve_llama(program: list[str], gguf: Path, name: str, settings: Config, port: int, slots: int) -> None:
