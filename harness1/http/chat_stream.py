@@ -30,10 +30,11 @@ class ChatStream:
         *lines, self._rest = (self._rest + block).split(b"\n")
         if len(self._rest) > LONGEST_EVENT:
             raise ValueError(f"an event of more than {LONGEST_EVENT} bytes")
-        grown = [self._add(line[5:].strip()) for line in lines if line.startswith(b"data:")]
-        if self.error is None and self.finish is None and any(grown) and self._ended(self.message):
-            self.finish = "stop"
-            return True
+        for line in lines:  # each for itself, so that an answer ends alike however its bytes are divided
+            grown = line.startswith(b"data:") and self._add(line[5:].strip())
+            if self.error is None and self.finish is None and grown and self._ended(self.message):
+                self.finish = "stop"
+                return True
         return self.error is not None
 
     def completion(self) -> dict[str, Any]:

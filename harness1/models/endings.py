@@ -28,8 +28,9 @@ def has_ended(message: dict[str, Any], specs: Sequence[ToolSpec]) -> bool:
         specs: the tools that are offered.
     """
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    content, thought = (text_of(message.get(name)) for name in ("content", "reasoning_content"))
-    written = "".join([thought, content, *(f"{call['name']}{call['arguments']}" for call in calls)])
+    thoughts = (text_of(message.get(name)) for name in ("reasoning", "reasoning_content"))
+    content = text_of(message.get("content"))
+    written = "".join([*thoughts, content, *(f"{call['name']}{call['arguments']}" for call in calls)])
     if _is_circle(written) or (len(written) >= BLANKS and written[-BLANKS:].isspace()):
         return True
     if calls or not _CLOSED.search(content):
@@ -40,9 +41,9 @@ def has_ended(message: dict[str, Any], specs: Sequence[ToolSpec]) -> bool:
 
 
 def _is_circle(text: str) -> bool:
-    """Return True if the end of a text repeats itself."""
+    """Return True if the end of a text repeats itself, and is no rule or edge of a table."""
     before = text.rfind(text[-SHORTEST:], 0, len(text) - 1)
     if before < 0 or len(text) < SHORTEST:
         return False
     period = len(text) - SHORTEST - before
-    return text.endswith(text[-period:] * REPEATS)
+    return any(map(str.isalnum, text[-period:])) and text.endswith(text[-period:] * REPEATS)

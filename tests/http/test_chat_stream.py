@@ -51,6 +51,14 @@ def test_text_thoughts_and_calls_are_joined_wherever_the_bytes_are_divided() -> 
     assert (one["id"], other["id"], other["extra_content"]) == ("a", "b", {"google": 1})
 
 
+def test_an_answer_ends_at_the_same_event_however_its_bytes_are_divided() -> None:
+    sent = b"".join(event(content=word) for word in ("one ", "call ", "and ", "more")) + event("stop")
+    for step in (1, 7, len(sent)):
+        stream = ChatStream(lambda message: "call" in (message["content"] or ""))
+        assert any(stream.feed(sent[at : at + step]) for at in range(0, len(sent), step))
+        assert stream.completion()["choices"][0]["message"]["content"] == "one call ", step
+
+
 def ask(sent: bytes, status: int = 200, headers: dict[str, str] = EVENTS, attempts: int = 1) -> Any:
     with replying(lambda _: (status, headers, sent)) as url:
         endpoint = ModelEndpoint(f"{url}/v1", attempts=attempts)

@@ -37,6 +37,9 @@ def call(arguments: str) -> dict[str, Any]:
         ({"content": "The budget line shows 2202 tokens. " * 2}, False),
         ({"content": "The budget line shows 2202 tokens. " * 3}, True),
         ({"content": "", "reasoning_content": "Let me think about this again.\n" * 3}, True),
+        ({"content": "", "reasoning": "Let me think about this again.\n" * 3}, True),  # as Ollama calls it
+        ({"content": "| name | year |\n" + "|---" * 12}, False),
+        ({"content": "My plan\n" + "-" * 60}, False),
         ({"content": None, "tool_calls": [call('{"query": "Velcro"}')]}, False),
         ({"content": None, "tool_calls": [call('{"query": "Velcro"}')] * 3}, True),
         ({"content": None, "tool_calls": [call('{"queries": [' + '"who founded Velcro", ' * 3)]}, True),
