@@ -127,7 +127,11 @@ class ApproximateCounter:
         kind, _, numbers = hash_.partition("/")
         if kind != "characters":
             return None
-        return cls() if hash_ == cls.hash else cls(msgspec.convert(numbers.split(","), PerToken, strict=False))
+        try:
+            given = msgspec.convert(numbers.split(","), PerToken, strict=False)
+        except msgspec.ValidationError:  # `cls.hash`, or one that nothing here writes
+            return cls() if hash_ == cls.hash else None
+        return cls(given) if all(0 < each < math.inf for each in given) else None
 
     def piece(self, piece: Piece) -> int:
         return self._count(piece.text)

@@ -15,10 +15,10 @@ from harness1.http.client import HttpFault
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.records import Record
 
-PATIENCE_S = 5.0
+PATIENCE_S, LOADING_S = 5.0, 120.0
 OLLAMA_WINDOW = 4096
-"""Tokens that Ollama reads of a prompt, whatever its model was made for, unless `num_ctx` or its environment says
-otherwise; it leaves out the rest in silence."""
+"""Tokens that Ollama reads of a prompt, whatever its model was made for, unless `num_ctx`, its environment or a large
+GPU says otherwise; it leaves out the rest in silence."""
 MARGIN = 0.95
 """Share of the measured characters of a token that are counted on: names and numbers take more tokens than prose."""
 SAMPLES = (
@@ -45,7 +45,12 @@ class ServedModel(Record):
     @property
     def enlarging(self) -> str:
         """How the server is made to read more."""
-        options = {"llama.cpp": "-c", "ollama": "num_ctx", "vllm": "--max-model-len", "sglang": "--context-length"}
+        options = {
+            "llama.cpp": "-c",
+            "ollama": "OLLAMA_CONTEXT_LENGTH",
+            "vllm": "--max-model-len",
+            "sglang": "--context-length",
+        }
         return options.get(self.program, "a larger context")
 
 
@@ -79,29 +84,44 @@ async def _describe(endpoint: ModelEndpoint, root: ModelEndpoint, model: str) ->
     listed = await endpoint.client.ask("/models", None, _Models, PATIENCE_S)
     if isinstance(listed, HttpFault) or not listed.data:
         return ServedModel()
-    entry = next((each for each in listed.data if each.id == model), listed.data[0])
+    entry = next((each for each in listed.data if each.id in (model, f"{model}:latest")), listed.data[0])
     program: Program = _PROGRAMS.get(str(entry.owned_by), "")
+    # Ollama names the owners of models that are not of its library: hf.co/OWNER/MODEL:TAG.
+    if not program and re.search(rf"(^|/){re.escape(str(entry.owned_by))}/.+:", entry.id):
+        program = "ollama" if isinstance((await _ask(root, "/api/ps")).get("models"), list) else ""
     window: Any = entry.max_model_len
     if program == "llama.cpp":
         props = await _ask(root, "/props")
-        window = (props.get("default_generation_settings") or {}).get("n_ctx")
+        settings = props.get("default_generation_settings")
+        window = settings.get("n_ctx") if isinstance(settings, dict) else None
     elif program == "ollama":
         window = await _ollama_window(root, model)
     per_token = await _measure(root, program, model) if program in ("llama.cpp", "vllm", "sglang") else None
     return ServedModel(program, window if isinstance(window, int) and window > 0 else None, per_token)
 
 
-async def _ask(root: ModelEndpoint, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def _ask(
+    root: ModelEndpoint, path: str, body: dict[str, Any] | None = None, patience_s: float = PATIENCE_S
+) -> dict[str, Any]:
     sent = None if body is None else msgspec.json.encode(body)
-    found = await root.client.ask(path, sent, dict[str, Any], PATIENCE_S)
+    found = await root.client.ask(path, sent, dict[str, Any], patience_s)
     return {} if isinstance(found, HttpFault) else found
 
 
 async def _ollama_window(root: ModelEndpoint, model: str) -> int:
-    running = (await _ask(root, "/api/ps")).get("models")
-    for each in running if isinstance(running, list) else ():
-        if isinstance(each, dict) and model in (each.get("name"), each.get("model")) and each.get("context_length"):
-            return int(each["context_length"])
+    """Return what a loaded model reads; one that is not is loaded, as it would be anyway: before, only the server knows
+    what its environment and its memory come to."""
+    for body in ({"model": model}, None):
+        running = (await _ask(root, "/api/ps")).get("models")
+        for each in running if isinstance(running, list) else ():
+            named = isinstance(each, dict) and {model, f"{model}:latest"} & {
+                str(each.get("name")),
+                str(each.get("model")),
+            }
+            if named and isinstance(length := each.get("context_length"), int) and length > 0:
+                return length
+        if body:
+            await _ask(root, "/api/generate", body, LOADING_S)
     shown = await _ask(root, "/api/show", {"model": model})
     given = re.search(r"^num_ctx\s+(\d+)", str(shown.get("parameters") or ""), re.M)
     return int(given[1]) if given else OLLAMA_WINDOW

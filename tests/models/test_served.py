@@ -32,6 +32,13 @@ SHOWN = {"model_info": {"qwen2.context_length": 32768}, "parameters": 'stop "<|i
 RUNNING = {"models": [{"name": "m", "model": "m", "context_length": 12000}]}
 
 
+TAGGED = {"name": "m:latest", "context_length": 12000}
+
+
+def hub_models(owner: str, name: str) -> Pages:
+    return {"data": [{"id": name, "owned_by": owner}]}
+
+
 def described(pages: Pages, model: str = "m") -> ServedModel:
     """What is known of a server with these pages; a number in place of tokens is so many."""
 
@@ -56,9 +63,18 @@ def described(pages: Pages, model: str = "m") -> ServedModel:
         (OLLAMA, "ollama", OLLAMA_WINDOW),  # whatever its model was made for
         (OLLAMA | {"/api/show": SHOWN}, "ollama", 16384),
         (OLLAMA | {"/api/show": SHOWN, "/api/ps": RUNNING}, "ollama", 12000),
+        (OLLAMA | {"/api/show": SHOWN, "/api/ps": {"models": [TAGGED]}}, "ollama", 12000),
+        (
+            OLLAMA | {"/api/show": SHOWN, "/api/ps": {"models": [1, {"name": "m", "context_length": "?"}]}},
+            "ollama",
+            16384,
+        ),
+        (OLLAMA | {"/v1/models": hub_models("o", "hf.co/o/x:Q8_0"), "/api/ps": RUNNING}, "ollama", 12000),
+        ({"/v1/models": hub_models("o", "o/x:free")}, "", None),
         ({"/v1/models": {"data": [{"id": "m", "owned_by": "system"}]}}, "", None),
         ({"/v1/models": {"data": []}}, "", None),
         ({"/v1/models": LLAMA["/v1/models"]}, "llama.cpp", None),
+        ({"/v1/models": LLAMA["/v1/models"], "/props": {"default_generation_settings": [1]}}, "llama.cpp", None),
         ({"/v1/models": {"models": "?"}}, "", None),
         ({}, "", None),
     ],
@@ -70,6 +86,21 @@ def test_a_server_says_what_it_is_and_how_much_it_reads(pages: Pages, program: s
 
 
 @pytest.mark.service
+def test_a_model_of_ollama_is_loaded_to_see_what_it_reads() -> None:
+    asked: list[str] = []
+
+    def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append(path)
+        loaded = {"/api/generate": {"done": True}, "/api/ps": RUNNING if "/api/generate" in asked else {"models": []}}
+        return 200, json.dumps((OLLAMA | loaded).get(path, {})).encode()
+
+    with imitating(reply) as url:
+        spec = ModelSpec.read(f"openai:m@{url}/v1")
+        assert [served_model(spec, Config()).window for _ in range(2)] == [12000, 12000]
+    assert asked.count("/api/generate") == 1
+
+
+@pytest.mark.service
 def test_tokens_are_counted_as_the_servers_tokenizer_counts_each_kind_of_character() -> None:
     counter = ApproximateCounter(described(LLAMA).per_token)
     assert ApproximateCounter.of_hash(counter.hash).hash == counter.hash  # type: ignore[union-attr]
@@ -78,7 +109,8 @@ def test_tokens_are_counted_as_the_servers_tokenizer_counts_each_kind_of_charact
     han = "漢" * 54_000
     assert counter._count(han) > 2 * ApproximateCounter()._count(han) == 27_000
     assert ApproximateCounter.of_hash("characters/4").hash == ApproximateCounter.hash  # type: ignore[union-attr]
-    assert ApproximateCounter.of_hash("0123abc") is None
+    for other in ("0123abc", "characters/x", "characters/1,2", "characters/0,1,1", "characters/nan,1,1"):
+        assert ApproximateCounter.of_hash(other) is None
     assert kinds_of("aéж漢") == (1, 2, 1)
 
 
