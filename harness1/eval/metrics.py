@@ -151,8 +151,9 @@ def model_use(episode: Episode) -> dict[str, float]:
     if tokens is not None:
         used = {"prompt_tokens": float(tokens.prompt), "prefill_tokens": float(tokens.prefill)}
     if calls:
-        # All attempts of a turn but the one that gave its action, if there is one.
-        failed = sum(len(turn.calls) - (turn.action is not None) for turn in episode.turns if turn.calls)
+        # All attempts of a turn but the one that gave its action, if there is one, and those that no model answered.
+        answered = sum(call.finish_reason != "overflow" for call in calls)
+        failed = answered - sum(turn.action is not None for turn in episode.turns if turn.calls)
         used |= {"model_calls": float(len(calls)), "failed_attempts": float(failed)}
     if calls and tokens is not None and tokens.exact:
         used["output_tokens"] = float(tokens.output)

@@ -21,7 +21,6 @@ MOST_CALLS = 64
 """Most calls of an output that are read; only one is carried out, so no policy needs more."""
 THINK, THOUGHT = "<think>", "</think>"
 """Tags that models put around their thoughts."""
-_LIMITS = ("maxLength", "maxItems", "maxProperties")
 WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
 """Names under which models wrap several calls into one."""
 _LIMITS = ("maxLength", "maxItems", "maxProperties")

@@ -39,11 +39,19 @@ def write_messages(pieces: Sequence[Piece], specs: Sequence[ToolSpec]) -> list[M
             text = write_call(first.shows.call.name, first.shows.call.arguments)
         elif role == "system":
             text = f"{declare(specs)}\n{text}{write_example(specs)}"
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += text
+        messages.append({"role": role, "content": text})
+    return join_roles(messages)
+
+
+def join_roles(messages: Sequence[Message]) -> list[Message]:
+    """Return messages of text of which no two in a row have one role."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1]["role"] == message["role"]:
+            joined[-1] = {**message, "content": joined[-1]["content"] + message["content"]}
         else:
-            messages.append({"role": role, "content": text})
-    return messages
+            joined.append(message)
+    return joined
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spa
 from harness1.models.dialects import Reading, decode_arguments, fit_calls, read_message, text_of
 from harness1.models.endings import has_ended
 from harness1.models.served import ServedModel
-from harness1.models.written_calls import response_format, write_messages
+from harness1.models.written_calls import join_roles, response_format, write_messages
 from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
@@ -289,7 +289,7 @@ class ChatCompletionsSession:
         room = policy.reserve if _was_cut(calls) else min(few, policy.reserve)
         body = {
             "model": policy.model,
-            "messages": messages,
+            "messages": join_roles(messages) if settings.constrained else messages,
             "temperature": settings.temperature,
             "top_p": 1.0,
             "seed": seed,
@@ -330,14 +330,16 @@ class ChatCompletionsSession:
 
 KEPT = 0.7
 """Share of the characters of a prompt that is kept where the server found it too long."""
+SHORT = 500
+"""Characters of a message that are kept in any case, as the question is."""
 
 
 def shorten(messages: Sequence[Message]) -> list[Message]:
     """Return messages of which the longest lose their ends, all but the first, which holds the rules."""
     sizes = [len(text_of(message.get("content"))) for message in messages]
     most, sum_kept = max(sizes[1:], default=0), KEPT * sum(sizes)
-    while most > 1 and sizes[0] + sum(min(size, most) for size in sizes[1:]) > sum_kept:
-        most = most * 9 // 10
+    while most > SHORT and sizes[0] + sum(min(size, most) for size in sizes[1:]) > sum_kept:
+        most = max(most * 9 // 10, SHORT)
     kept = [
         {**message, "content": text_of(message["content"])[:most]} if size > most else message
         for message, size in zip(messages[1:], sizes[1:], strict=True)

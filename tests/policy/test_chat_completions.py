@@ -17,7 +17,7 @@ from harness1.data.open import open_source
 from harness1.env.pieces import counter_of
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
-from harness1.eval.metrics import failure_class
+from harness1.eval.metrics import failure_class, model_use
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.calls import NOT_EXECUTED
 from harness1.models.served import ServedModel
@@ -268,7 +268,13 @@ def test_a_prompt_that_is_too_long_is_shortened_once_and_the_rules_are_kept() ->
     assert sent[0] == refused[0]
     assert [made.finish_reason for made in episode.turns[1].calls] == ["overflow", "tool_calls"]
     assert episode.turns[1].calls[0].text == "400 context size"
+    assert model_use(episode)["failed_attempts"] == 0
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
+
+
+def test_the_question_is_kept_where_a_prompt_is_too_long() -> None:
+    _, hosted = decided(Overflow("400 context size"), answer(search("war")))
+    assert TASK.query in hosted.asked[1]["messages"][1]["content"]
 
 
 def test_an_episode_says_how_its_tokens_were_counted_and_is_replayed_without_the_server() -> None:

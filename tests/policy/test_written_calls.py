@@ -7,10 +7,11 @@ from typing import Any
 
 from harness1.config import Env, Rendering, load_config
 from harness1.models.written_calls import EXAMPLES, declare, response_format, write_example, write_messages
+from harness1.policy.language_model import INSTRUCTION
 from harness1.policy.registry import open_policy
 from harness1.records import StopReason, Task, ToolCall
 from harness1.tools.registry import Toolbox
-from tests.policy.test_chat_completions import TASK, Answer, Hosted, answer, episode_of
+from tests.policy.test_chat_completions import TASK, Answer, Hosted, answer, decided, episode_of
 from tests.support import END, call, make_env, run, search, text_of, wide_corpus
 
 SPECS = Toolbox.of(Env()).specs
@@ -36,6 +37,14 @@ def test_a_request_has_a_schema_of_calls_in_place_of_tools() -> None:
     assert first["response_format"] == json.loads(json.dumps(response_format(SPECS, 1)))
     assert [each["role"] for each in second["messages"]] == ["system", "user", "assistant", "user"]
     assert second["messages"][2]["content"] == '{"name": "search_corpus", "arguments": {"query": "poet"}}'
+
+
+def test_no_two_messages_in_a_row_have_one_role_after_failed_attempts_either() -> None:
+    _, hosted = decided(answer(content="No."), answer(content=""), said(search("poet")), constrained=True)
+    assert [[each["role"] for each in body["messages"]] for body in hosted.asked] == [["system", "user"]] * 3
+    first, second = (body["messages"][1]["content"] for body in hosted.asked[:2])
+    assert second.startswith(first)
+    assert INSTRUCTION in second
 
 
 def test_the_schema_holds_calls_to_what_a_turn_may_use_and_lets_none_go_on_for_ever() -> None:
