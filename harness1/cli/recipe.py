@@ -48,6 +48,8 @@ def run(
     expected = sum(asked.stages[name].takes for name in names)
     say(f"{counted(len(names), 'stage')}{f', {_minutes(expected)} on two cores' * bool(expected)}")
     say(f"to watch: {program()} view {out} --serve; what is to come: {program()} recipe status {out}")
+    if (begun := running.read_recipe_state(out)) is not None and begun.hashing != running.HASHING:
+        say(f"{out} was begun by another version: what it hashed otherwise runs again, and finds its work done")
 
     def tell(event: running.Event, stage: str, record: running.StageRecord) -> None:
         where, says = f"stage {names.index(stage) + 1} of {len(names)}, {stage}", asked.stages[stage].says

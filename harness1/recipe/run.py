@@ -13,13 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from harness1.config import load_config
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
 from harness1.plain import at_home, file_digest
 from harness1.recipe.gates import GateRuling, Parse, StageCase, artifact, hash_input, judge_stage, metrics_of
@@ -31,7 +33,8 @@ JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
 TRIES, PAUSE_S = 5, 0.1
 HASHING = 3
 """The version of the hashes of inputs and results."""
-_OWN_CODE = re.compile(r"""[^"'=,:\[]+\.py(?=:[^\W\d])""")
+_CODE_BEGINS, _CODE_ENDS = re.compile(r"""^|(?<=["'=,:\[])"""), re.compile(r"\.py(?=:[^\W\d])")
+"""Where `FILE.py:NAME` may begin and end within a word; the path may hold any of these characters."""
 
 
 class StageRecord(Record, kw_only=True):
@@ -265,9 +268,16 @@ class RecipeRun:
         return tuple(GateRuling("unchanged", 1.0, 0.0, False, *each) for each in zip(says, looks, strict=True))
 
     def _files_of(self, words: Sequence[str]) -> list[str]:
-        """Return the files of settings and of own code that a command names, but those of this folder."""
-        config = self.parse(words)[1].get("--config")
-        named = [config or "", *(found for word in words for found in _OWN_CODE.findall(word))]
+        """Return the files of settings and of own code that a command or its settings name, but those of `work`."""
+        given, texts = self.parse(words)[1], [*words]
+        config = given.get("--config")
+        with suppress(UsageError):  # which the command meets, too
+            settings = load_config(config, list(given.get("--set") or ()))
+            texts += _texts_in(to_builtins(replace(settings, machine=settings.machine.public())))
+        named = [config or ""]
+        for text in texts:
+            for end in _CODE_ENDS.finditer(text):
+                named += (text[begin.end() : end.end()] for begin in _CODE_BEGINS.finditer(text, 0, end.start()))
         files = {path.resolve() for path in map(at_home, named) if path.is_file()}
         return sorted(str(each) for each in files if not each.is_relative_to(self.work.resolve()))
 
@@ -279,6 +289,15 @@ class RecipeRun:
             return file_digest(Path(name))
         follows = any("--follow-links" in stage.run for stage in self.recipe.stages.values())
         return hash_input(self.recipe.inputs[name], follow_links=follows)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in plain data, names of settings among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in (*value, *value.values()) if isinstance(value, Mapping) else value:
+            yield from _texts_in(each)
 
 
 def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.recipe.gates import GATES, GateRuling, StageCase, artifact, hash_input, judge_stage
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import (
+    HASHING,
     JOURNAL,
     RecipeRun,
     RecipeState,
@@ -414,6 +416,10 @@ def test_the_commands_print_what_is_done_and_what_failed(
     assert "bad/logs/index.log" in failed.err
     assert harness1("recipe", "status", "empty").code == 2
     assert "tiny" in harness1("recipe", "list").out
+    assert "another version" not in done.err
+    write_json(Path("work") / JOURNAL, msgspec.structs.replace(journal, hashing=1))
+    assert "work was begun by another version" in harness1("recipe", "run", "mine.toml", "--out", "work").err
+    assert "another version" not in harness1("recipe", "run", "mine.toml", "--out", "work").err
 
 
 @pytest.mark.parametrize(
@@ -579,6 +585,20 @@ def test_edited_settings_and_code_ask_for_their_stage_again(notes: Path, tmp_pat
     assert commands.verbs == [*EVERY, "eval", "compare"]
 
 
+@pytest.mark.parametrize("name", ["own.py", "a, b=c: 'd' [e].py"])
+@pytest.mark.parametrize("word", ["--tool={}:shout", "--config={}/../my.toml", "--set=env.plugins=[{}]"])
+def test_own_code_is_seen_whatever_its_path_holds_and_wherever_it_is_named(notes: Path, name: str, word: str) -> None:
+    path = notes.parent / name
+    path.write_text('def shout(text: str) -> str:\n    "Shout."\n    return text\n')
+    (notes.parent / "my.toml").write_text(f"[env]\nplugins = [{json.dumps(f'{path}:shout')}]\n")
+    word = word.format(notes if "my.toml" in word else json.dumps(f"{path}:shout") if "--set" in word else path)
+    second = {"run": f"eval {{first}} {shlex.quote(word)} --out {{out}}", "config": ""}
+    work_of(notes, Commands(), second=second).run()
+    path.write_text(path.read_text() + "# edited")
+    with pytest.raises(UsageError, match=r"stage second was run with other settings .*: --from second"):
+        work_of(notes, Commands(), second=second).run()
+
+
 def test_a_folder_of_an_earlier_version_goes_on_and_runs_again_only_what_is_hashed_otherwise(notes: Path) -> None:
     work = work_of(notes, Commands())
     state = work.run()
@@ -591,6 +611,16 @@ def test_a_folder_of_an_earlier_version_goes_on_and_runs_again_only_what_is_hash
     assert again.verbs == ["eval", "data"]  # the result of `eval` is what it was
     assert ended.inputs == state.inputs
     assert {each.status for each in ended.stages.values()} == {"passed"}
+
+
+def test_the_rules_of_hashes_have_a_number_which_folders_keep(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.md", "sub/b.md"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to("sub")
+    found = (HASHING, hash_input(f"silent:hf:{tmp_path}@http://h/v1")[:8], artifact(tmp_path)[:8])
+    # Where a hash changes, so must the number: else a folder that was begun before is refused, or goes on unseen.
+    assert found == (3, "bb074cb3", "bb074cb3")
 
 
 FORMS = [
