@@ -301,7 +301,8 @@ def _imported(path: Path, digest: str) -> ModuleType:
         del sys.modules[spec.name]
         raise
     finally:
-        sys.path.remove(str(path.parent))
+        with suppress(ValueError):  # what the file did to the path itself is its own affair
+            sys.path.remove(str(path.parent))
     return module
 
 

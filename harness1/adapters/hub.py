@@ -251,8 +251,8 @@ SECRET = tuple(name for name, each in BENCHMARKS.items() if each.secret_answers)
 
 def _refuse_origins(folder: Path, own: bool) -> None:
     places = [folder]
-    with suppress(OSError, ValueError):  # a base that is no path
-        if (base := folder / base_name(folder)).is_dir():
+    with suppress(OSError, ValueError, RuntimeError):  # a base that is no path, or of nobody known
+        if (base := folder / Path(base_name(folder)).expanduser()).is_dir():
             places.append(base)
     origins = origins_of(*places)
     for origin in origins:

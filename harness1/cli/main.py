@@ -205,6 +205,21 @@ def run() -> None:
             sys.exit(_fail(str(error), 3))
         except UsageError as error:
             sys.exit(_fail(str(error), 2))
+        except SystemExit as error:
+            # One's own code may end the process wherever it is asked for an attribute: that is its failure.
+            if _raiser_of(error).partition(".")[0] not in ("harness1", "typer", "click"):
+                from harness1.plugins import failure  # not before: no verb may need it
+
+                sys.exit(_fail(f"code of others ended the command: {failure(error)}", 2))
+            raise
+
+
+def _raiser_of(error: BaseException) -> str:
+    """Return the name of the module that raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return str(trace.tb_frame.f_globals.get("__name__", "")) if trace is not None else ""
 
 
 def _flush(name: str) -> None:

@@ -1,7 +1,8 @@
 """Train a policy by reinforcement learning, on the episodes that it plays. From a sampled token to a gradient:
 `_PolicyLoop.update` takes a batch of groups from the buffer (`rl/groups.py`), whose episodes `Rollouts` played
-(`rl/rollouts.py`); `training_rows` makes rows of their calls, with an advantage at each sampled token; `Trainer.step`
-(`training/trainer.py`) turns the rows into micro-batches, and runs the loss of `training/algorithm.py` backwards."""
+(`rl/rollouts.py`); `training_rows` makes rows of their calls, with an advantage at each sampled token; `_take_steps`
+hands them to the engine, whose `Trainer.step` (`training/trainer.py`) turns them into micro-batches, and runs the loss
+of `training/algorithm.py` backwards."""
 
 from __future__ import annotations
 

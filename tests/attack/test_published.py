@@ -355,3 +355,18 @@ def test_no_key_of_a_known_form_is_sent_in_any_file(tmp_path: Path, attack: Atta
     (folder / "queries.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"anything")))
     with pytest.raises(UsageError, match="holds a packed file"):
         pack(folder)
+
+
+@pytest.mark.parametrize("named", ["~/student", "../student"])
+def test_the_origins_of_a_base_are_those_of_its_adapters(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, origins in (("student", ("browsecomp_plus",)), ("adapters", ("world:60",))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text("a policy")
+        card = Checkpoint(format="", counter="", env={}, env_hash="", base="", origins=origins)
+        write_json(tmp_path / name / CHECKPOINT, card)
+    write_json(tmp_path / "adapters" / "adapter_config.json", {"base_model_name_or_path": named})
+    with pytest.raises(UsageError, match="comes from browsecomp_plus"):
+        pack(tmp_path / "adapters", own_questions=True)

@@ -53,7 +53,7 @@ def interrupted(*arguments: str, cwd: Path, record: Path, least: int, mark: str 
     with Popen(command, cwd=cwd, **pipes, text=True, preexec_fn=hearing()) as process:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            if record.is_file() and record.read_text().count(mark) >= least:
+            if record.is_file() and record.read_bytes().count(mark.encode()) >= least:  # a letter may be half written
                 break
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

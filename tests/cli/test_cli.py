@@ -142,3 +142,24 @@ def test_the_demo_answers_its_question_from_real_documentation(harness1: Command
     shown = harness1("demo")
     assert (shown.code, "3 of 3 were found" in shown.out) == (0, True), shown.err
     assert harness1("replay", "runs/demo/run").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("class T:\n    def __getattr__(self, name): raise SystemExit(0)\nf = T()", "--tool"),
+        ("class T:\n    def __getattr__(self, name): raise SystemExit(0)\nf = T()", "--policy"),
+        ("def f(query, *_, **__):\n    exit()\n    yield", "--index"),
+    ],
+)
+def test_own_code_cannot_end_a_command_in_silence(harness1: Command, home: Path, text: str, option: str) -> None:
+    (home / "odd.py").write_text(text)
+    grepless = ("--set", "env.grep.on=false")
+    ended = harness1("eval", "world:60", "--limit", "1", "--out", f"ends{option}", option, "odd.py:f", *grepless)
+    assert (ended.code, "SystemExit" in ended.err) == (2, True)
+
+
+def test_own_code_may_do_without_its_folder_on_the_path(harness1: Command, home: Path) -> None:
+    (home / "odd.py").write_text("import sys\nsys.path.pop(0)\ndef f(context): return None")
+    ended = harness1("eval", "world:60", "--limit", "1", "--out", "pathless", "--policy", "odd.py:f")
+    assert ended.err.endswith("the policy odd.py:f returned None: return ToolCall(NAME, ARGUMENTS)\n")
