@@ -213,6 +213,7 @@ _FORMS = {
     "glpat-": r"[\w-]{20,}",
     **dict.fromkeys(("gsk_", "hf_"), r"[A-Za-z0-9]{30,}"),
     "nvapi-": r"(?=[\w-]{0,63}\d)[\w-]{30,}",
+    "PuTTY-User-Key-File-": r"\d",
     "pypi-AgE": r"[\w-]{50,}",
     "r8_": r"(?=\w{0,36}\d)[A-Za-z0-9]{37}\b",
     # After a vowel it may be the end of a word, such as `task-`: there, only what services of models begin with.

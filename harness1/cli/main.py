@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -212,6 +213,10 @@ def run() -> None:
 
                 sys.exit(_fail(f"code of others ended the command: {failure(error)}", 2))
             raise
+        except OSError as error:  # of any argument or setting that names a path
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            sys.exit(_fail(f"{str(error.filename)[:80]}...: {error.strerror}", 2))
 
 
 def _raiser_of(error: BaseException) -> str:

@@ -147,7 +147,10 @@ def check_commands(recipe: Recipe, work: Path) -> None:
     """Raise ConfigError if a stage of a recipe names a verb, an option or a setting that does not exist."""
     for name in recipe.stages:
         try:
-            _, given = parse_command(recipe.words(name, work))
+            words = recipe.words(name, work)
+            if "\0" in "".join(words):
+                raise UsageError("a command cannot hold the character NUL")
+            _, given = parse_command(words)
             config = given.get("--config")
             if not str(config or "").startswith(str(work)):  # else it is the work of an earlier stage
                 load_config(config, list(given.get("--set") or ()))

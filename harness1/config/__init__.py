@@ -168,7 +168,7 @@ def load_config(
             the file is not TOML, or is longer than `LONGEST`.
         UsageError: a plugin that it names is not installed, or cannot be imported.
     """
-    tree: dict[str, Any] = {} if path is None else _toml(path)
+    tree: dict[str, Any] = {} if path is None else read_toml(config_file(path), path)
     if env is not None:
         tree.setdefault("env", deepcopy(dict(env)))  # overrides are written into it
     if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
@@ -208,21 +208,21 @@ def _put_in_place(tree: dict[str, Any]) -> None:
                 raise ConfigError(f"configuration: env.{group}.{name}: expected bool, not {settings[name]!r}")
 
 
-def _toml(path: Path | str) -> Any:
-    """Return what a TOML file, or a configuration of the package, says; raise ConfigError as `load_config` does.
-    The parser takes the square of the time for long keys."""
+def read_toml(file: Path, named: Path | str) -> Any:
+    """Return what a TOML file says; raise ConfigError as `load_config` does. The parser takes the square of the time
+    for long keys."""
     try:
-        with config_file(path).open("rb") as file:
-            text = file.read(LONGEST + 1)
+        with file.open("rb") as opened:
+            text = opened.read(LONGEST + 1)
         if len(text) > LONGEST:
-            raise ConfigError(f"{path} is longer than {LONGEST:,} bytes, which no configuration is")
+            raise ConfigError(f"{named} is longer than {LONGEST:,} bytes, which no configuration is")
         return msgspec.toml.decode(text)
     except FileNotFoundError as error:
-        raise ConfigError(unknown_config(path)) from error
+        raise ConfigError(unknown_config(named)) from error
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {named}: {error.strerror}") from error
     except MALFORMED as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{named} is not TOML: {error}") from error
 
 
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:

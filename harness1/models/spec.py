@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from harness1.data.origins import known_origins, united
 from harness1.errors import UsageError
-from harness1.model_folder import ADAPTER_CONFIG
-from harness1.plain import WITH_SERVER, public_address
+from harness1.model_folder import ADAPTER_CONFIG, holds_adapters
+from harness1.plain import WITH_SERVER, at_home, public_address
 
 SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
 """Each kind of model, with True if it needs the address of a server; None: it may have one."""
@@ -68,12 +68,15 @@ def policy_config(name: str) -> str | None:
 
 def policy_origins(name: str) -> tuple[str, ...]:
     """Return the known origins of a policy: of a released one, of a model in a folder, such as `hf:FOLDER`, or of what
-    another kind is given, such as `replay:RUN`. A served model has none, whatever lies in a folder of its name."""
+    another kind is given, such as `replay:RUN`. A served model has none, whatever lies in a folder of its name, but
+    adapters, which are loaded into the server."""
     if folder := policy_folder(name):
         return known_origins(folder)
     kind, colon, rest = name.partition(":")
     if kind in SERVED:
-        return () if SERVED[kind] or WITH_SERVER.fullmatch(rest) else known_origins(rest)
+        served = WITH_SERVER.fullmatch(rest)
+        loads = kind != "openai" and (served is None or holds_adapters(at_home(served[1])))
+        return known_origins(rest) if loads else ()
     return united(known_origins(name), policy_origins(rest) if colon else ())
 
 

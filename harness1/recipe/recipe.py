@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from harness1.config import read_toml
 from harness1.errors import MALFORMED, ConfigError, UsageError
 from harness1.plain import digest
 from harness1.recipe.gates import GATES
@@ -187,10 +188,7 @@ def load_recipe(
         file = shipped_recipes().get(file.stem, file)
     if not file.is_file():
         raise UsageError(f"there is no recipe {named}: give a TOML file, or one of {', '.join(shipped_recipes())}")
-    try:
-        tree = tomllib.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{named}: {error}") from error
+    tree = read_toml(file, named)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:

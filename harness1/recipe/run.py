@@ -215,7 +215,10 @@ class RecipeRun:
         needs = {each: (self.state.inputs | made)[each] for each in self.recipe.needs(name)} | files
         if before is not None and before.status == "failed" and not (self.work / name).exists():
             before = None  # it made nothing that other settings could spoil
-        edited = [each for each in files if before and before.needs.get(each, files[each]) != files[each]]
+        used = before.needs if before else {}
+        edited = [each for each in files if used.get(each, files[each]) != files[each]]
+        gone = [each for each in used if Path(each).is_absolute() and each not in files]
+        edited += [each for each in gone if used[each] not in files.values()]  # a link leads elsewhere; else all moved
         if before is not None and (before.words != words or edited):
             changed = [word for word in (*words, *before.words) if (word in before.words) != (word in words)] + edited
             raise UsageError(

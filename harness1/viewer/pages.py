@@ -126,11 +126,14 @@ def write_view(
     """Write one file with the runs, trainings and recordings of some folders, and of the stages of a recipe, replacing
     an earlier file atomically. If ids of `episodes` or `tasks` are given, it holds only these, but the rows of all.
     `on_episode`: called with the number of episodes so far. Raises as `make_episodes`, and UsageError: a folder holds
-    none of these, an id is unknown, or the file cannot be written."""
+    none of these, an id is unknown, or the file cannot be written or lies in a run that is not the only one."""
 
     def is_wanted(episode: Episode) -> bool:
         return episode.episode_id in episodes or episode.task.task_id in tasks or not (episodes or tasks)
 
+    home = out.resolve().parent
+    if (home / EPISODES).is_file() and any(each.resolve() != home for each in folders):
+        raise UsageError(f"{out} lies in a run, and would be published with it: a page of others needs another --out")
     title = " · ".join(folder.resolve().name for folder in folders)
     parts = [part for each in folders for part in (work.parts_on_disk(each) if work.is_recipe(each) else [each])]
     trained = [part for part in parts if (part / LOG).is_file()]

@@ -228,6 +228,9 @@ def test_no_hostile_card_sends_a_dataset_or_ends_in_a_traceback(tmp_path: Path, 
         ("vllm:a@b/student", ("world-60-0",)),
         ("replay:a@b/student", ("world-60-0",)),
         ("vllm:a@b/student@http://h/v1", ()),
+        ("vllm:a@b/adapters@http://h/v1", ("world-60-0",)),
+        ("sglang:a@b/adapters@http://h/v1", ("world-60-0",)),
+        ("openai:a@b/adapters@http://h/v1", ()),
         ("added:a@b/student@http://h/v1", ("world-60-0",)),
         ("openai:student@http://h/v1", ()),
         (f"openai:{'a' * 300}@http://h/v1", ()),
@@ -242,8 +245,9 @@ def test_the_known_origins_of_policies(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a@b").mkdir()
-    for place in ("student", "quick", "a@b/student"):
+    for place in ("student", "quick", "a@b/student", "a@b/adapters"):
         copied(Path("world:60"), tmp_path / place)
+    (tmp_path / "a@b/adapters/adapter_config.json").write_text("{}")
     assert policy_origins(policy) == origins
     assert known_origins("a@b/student", "milvus:a.db") == ("world-60-0",)
 

@@ -177,6 +177,7 @@ NO_COMMANDS = (
     *("eval x --policy", "eval x --view=1", "eval x --pol oracle", "eval x --policy\u00a0oracle", "eval x --samples 0"),
     *("eval x --set", "eval x --faults=never", "compare", "index check", "rl train --out o", "eval \\", "eval 'x"),
     *("eval x --config=none-such", "eval x --set env.none=1", "sft train a b --model m --out o", "harness1 eval x"),
+    "eval x\0",
 )
 
 

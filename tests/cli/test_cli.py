@@ -98,6 +98,10 @@ def test_a_killed_evaluation_leaves_no_process_behind(home: Path) -> None:
         (["eval", "world:60", "--policy", "scripted:31", "--cache", "cache"], "scripted:31"),
         (["eval", "world:60", "--cache", "cache", "--out", "world", "--force"], "holds no run"),
         (["replay", "nowhere"], "nowhere"),
+        *(
+            ([*verb.split(), "x" * 300], "xxx...: File name too long")
+            for verb in ("view", "eval", "recipe run --out o")
+        ),
         (["replay", "damaged"], "stage.json"),
         (["config", "show", "--set", "nonsense"], "a.b=value"),
         (["config", "show", "--set", "env.max_turn=3"], "max_turn"),

@@ -259,6 +259,7 @@ def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None
         ("run", "README.md", b"git clone https://a1b2c3d4e5f6a7b8c9@host/x"),
         ("world", "README.md", b"developer_token = abcdefgh12"),
         ("world", "README.md", b'{"api_\\u006bey": "abcdef123"}'),
+        ("world", "LICENSE", b"PuTTY-User-Key-File-3: ssh-ed25519"),
         ("world", "corpus.jsonl", b"keysk-" + b"0a1b2c3d" * 4),
         ("world", "corpus.jsonl", b"tasksk-proj-" + b"a1B2" * 8),
         ("world", "corpus.jsonl", b"https://b0b:hunter2pass@db.corp.com/x"),

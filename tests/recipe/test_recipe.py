@@ -204,6 +204,12 @@ def test_settings_are_given_to_the_verbs_that_take_them() -> None:
     } == {name: found for name, found in takes.items() if not name.startswith(("recipe", "tune", "config"))}
 
 
+def test_a_recipe_has_a_greatest_length_because_its_parser_takes_the_square_of_it(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(f"a{'.a' * 500_000} = 1")
+    with pytest.raises(ConfigError, match=r"long\.toml is longer than"):
+        load_recipe(str(tmp_path / "long.toml"))
+
+
 def test_changes_and_inputs_reach_the_commands() -> None:
     made = load_recipe("tiny", ["documents=50", "sft.train.rate=0.5"])
     assert "world:50:0:people" in made.words("world", Path("w"))
@@ -583,6 +589,18 @@ def test_edited_settings_and_code_ask_for_their_stage_again(notes: Path, tmp_pat
         work_of(notes, commands, second=second).run()
     work_of(notes, commands, second=second).run("second")
     assert commands.verbs == [*EVERY, "eval", "compare"]
+
+
+def test_a_link_to_other_settings_asks_for_its_stage_again(notes: Path) -> None:
+    link, second = notes.parent / "my.toml", {"config": "", "run": f"eval {{first}} --config {notes}/../my.toml"}
+    for name in ("a", "moved", "b"):
+        (notes.parent / name).write_text("" if name != "b" else "# other")
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        if name != "b":
+            work_of(notes, Commands(), second=second).run()
+    with pytest.raises(UsageError, match=r"stage second was run with other settings .*: --from second"):
+        work_of(notes, Commands(), second=second).run()
 
 
 @pytest.mark.parametrize("name", ["own.py", "a, b=c: 'd' [e].py"])

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ def test_a_file_holds_every_episode_and_its_row(folder: Path) -> None:
     tools = page["runs"][0]["tools"]
     assert {name for bit, name in enumerate(tools) if rows[1]["tools"] >> bit & 1} == {"search_corpus"}
     assert rows[0]["tokens"] == sum(turn["tokens"] for turn in page["tags"]["e0"]["turns"])
+
+
+def test_no_page_of_others_comes_into_a_run(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    for folders in ([other], [folder, other]):
+        with pytest.raises(UsageError, match="lies in a run"):
+            write_view(folders, folder / "view.html", workers=1)
+    assert write_view([folder], folder / "view.html", workers=1).episodes == 4
 
 
 def test_texts_and_names_of_folders_are_only_text(folder: Path, tmp_path: Path) -> None:
