@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from harness1.errors import UsageError, optional
-from harness1.model_folder import base_folder, checked_base, first_line, holds_adapters, no_progress_bars, refusing
+from harness1.model_folder import (
+    CONFIG,
+    base_folder,
+    checked_base,
+    first_line,
+    holds_adapters,
+    no_progress_bars,
+    refusing,
+)
 from harness1.models.adapters import plain_state, put_adapters, read_adapters
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ def context_window(folder: Path) -> int | None:
     """Return the tokens that a model, or the base of adapters, reads by its `config.json`; None if it does not say."""
     folder = base_folder(folder)
     with refusing(f"{folder} has no readable config.json"):
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
         return msgspec.convert(config.get("max_position_embeddings"), int | None)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from harness1.data.origins import origins_of
 from harness1.errors import MissingExtra, UsageError, optional
-from harness1.model_folder import folder_hash, holds_adapters, open_tensors, refusing
+from harness1.model_folder import CONFIG, folder_hash, holds_adapters, open_tensors, refusing
 from harness1.models.gguf import Array, GgufFile, GgufTensor
 from harness1.plain import file_digest, meant
 from harness1.records import Record
@@ -215,7 +215,6 @@ def _save_tokenizer(facts: Facts, folder: Path) -> None:
 VERB = "models convert"
 CHECKED = 1 << 24
 """Numbers that are checked at a time, because a check takes more memory than what it checks."""
-CONFIG = "config.json"
 WEIGHTS = "*.safetensors*"
 OTHERS = (".json", ".txt", ".model", ".jinja", ".md")
 """Suffixes of the files that are copied: tokenizer, chat template, licence and card."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
-from harness1.model_folder import base_name, fetched_models, first_line, model_folder, refusing
+from harness1.model_folder import CONFIG, base_name, fetched_models, first_line, model_folder, refusing
 from harness1.models.convert import Target, check_installed, convert_gguf, convert_model
 from harness1.plain import meant
 from harness1.records import Record
@@ -26,7 +26,7 @@ from harness1.runs.files import Stage, lock, refuse_foreign, refuse_full_disk
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-CONFIG, WEIGHTS, GGUF = "config.json", "model.safetensors", "model.gguf"
+WEIGHTS, GGUF = "model.safetensors", "model.gguf"
 VERB = "models-get"
 DOWNLOAD_DEADLINE_S = 3600.0
 

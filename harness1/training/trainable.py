@@ -11,7 +11,7 @@ import msgspec
 from harness1.config import Train
 from harness1.data.origins import origins_of
 from harness1.errors import UsageError
-from harness1.model_folder import base_folder, first_line, holds_adapters, refusing
+from harness1.model_folder import CONFIG, base_folder, first_line, holds_adapters, refusing
 from harness1.models.adapters import drop_adapters, list_updates, merge_adapters, merge_state, read_adapter_config
 from harness1.models.causal_model import Dtype, compute_logits_in_float32, load_causal_model
 from harness1.models.checkpoint import read_checkpoint
@@ -152,7 +152,7 @@ def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
         raise UsageError(f"{out} is not empty: choose another --out")
     base = base_folder(adapters)
     with refusing(f"{base} has no readable config.json"):
-        found = msgspec.json.decode((base / "config.json").read_bytes(), type=dict[str, Any])
+        found = msgspec.json.decode((base / CONFIG).read_bytes(), type=dict[str, Any])
     types = found.get("dtype"), found.get("torch_dtype")
     stored: Dtype = "bfloat16" if "bfloat16" in types else "float32"  # which loses nothing
     model = load_causal_model(adapters, "cpu", stored)
