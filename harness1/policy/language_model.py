@@ -258,8 +258,8 @@ class ChatCompletionsSession:
             try:
                 message = await self._ask(messages + more, context, attempt, calls)
             except Overflow as refusal:  # tokens may be counted without the model's tokenizer
-                calls.append(ModelCall(f"{context.turn}.{attempt}", attempt=attempt, finish_reason="overflow"))
-                calls[-1] = msgspec.structs.replace(calls[-1], text=str(refusal))
+                where, said = f"{context.turn}.{attempt}", str(refusal)
+                calls.append(ModelCall(where, attempt=attempt, finish_reason="overflow", text=said))
                 messages = shorten(messages)
                 message = await self._ask(messages + more, context, attempt, calls)
             cut = calls[-1].finish_reason == "length"

@@ -35,11 +35,6 @@ def test_a_model_that_was_fetched_and_served_delivers_a_document(tmp_path: Path)
         assert "llama.cpp" in line
         policy = re.search(r"openai:\S+", process.stdout.readline())
         assert policy
-        question = (
-            "search",
-            QUESTION,
-            "--index",
-            "notes.index",
-        )
-        found = harness1(*question, "--policy", policy[0], "--config", "local", cwd=tmp_path)
+        asked = ("--index", "notes.index", "--policy", policy[0], "--config", "local")
+        found = harness1("search", QUESTION, *asked, cwd=tmp_path)
         assert found["curated"], found
