@@ -38,6 +38,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "retrievers": "retriever",
         "formats": "chat format",
         "engines": "training engine",
+        "readers": "reader of files",
     }
 )
 """The word for one plugin of each kind; `harness1.KIND` is its group."""

@@ -19,8 +19,8 @@ LAYERS = (
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
     "retrieval": "* | bm25 grep | cross_encoder | dense | generations | index | build retriever | engines | open",
-    "data": "source world_facts | world tables folder | trec | beir | corpora | benchmarks | open"
-    " | leaks origins | datasets indexing dataset_cache",
+    "data": "source contents world_facts | pages walk | formats | apart | world tables folder | trec | beir | corpora"
+    " | benchmarks | open | leaks origins | datasets indexing dataset_cache",
     "env": "view | pieces | memory_pieces | render verifiers | model_verifiers | environment",
     "models": "* | convert fetch | chat_format formats | adapters block_attention causal_model decoding"
     " | weight_gate | token_server vllm_engine transformers_backend | checkpoint | open",

@@ -161,6 +161,8 @@ def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
         say(f"left out: {problem}")
     if len(source.problems) > SHOWN:
         say(f"and {len(source.problems) - SHOWN} more")
+    for line in source.reading.lines()[: 2 * SHOWN]:
+        say(line)
 
 
 def track_items(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:

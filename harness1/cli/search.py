@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Exit, Option
@@ -18,9 +19,17 @@ from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_json, program, put, say, say_torn
 from harness1.cli.progress import Terminal, read_aloud
 from harness1.config import Config
-from harness1.data.indexing import Files, add_to_index, delete_from_index, ensure_index, files_of, left_out_of
+from harness1.data.indexing import (
+    Files,
+    add_to_index,
+    delete_from_index,
+    ensure_index,
+    files_of,
+    left_out_of,
+    reading_of,
+)
 from harness1.data.open import open_source
-from harness1.data.source import Source
+from harness1.data.source import Source, refuse
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.pieces import sentence
 from harness1.episodes.jobs import EpisodeSetup
@@ -260,21 +269,23 @@ def index(
     delete: Annotated[list[str] | None, Option(help="Remove this document; repeatable.", metavar="ID")] = None,
     strict: Annotated[bool, Option("--strict", help="Refuse a corpus that has a broken document.")] = False,
     follow_links: Annotated[bool, Option("--follow-links", help="Read links that lead out of the folder.")] = False,
+    everything: Annotated[bool, Option("--all", help="Read hidden, ignored and built files too.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .rst .txt .html .pdf, world:SIZE or
-    stdlib.
+    """Index a corpus: a folder of files of any kind, one file, a BEIR folder (plain or .gz), a JSONL file, world:SIZE
+    or stdlib.
 
     Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index"""
-    settings, left_out = resolve(config, overrides), 0
+    settings, left_out, reading = resolve(config, overrides), 0, dict[str, Any]()
 
     def open_spec(spec: str | None) -> Source:
         if spec is None:
             raise UsageError("say what to index: a folder, a JSONL file, world:SIZE or stdlib")
-        return open_source(place_of(spec, settings), leave_out=not strict, follow_links=follow_links)
+        given: dict[str, bool] = {"leave_out": not strict, "follow_links": follow_links, "everything": everything}
+        return open_source(place_of(spec, settings), refuse, **given)
 
     if engine is not None:
         if out is not None or add or delete or source is None:
@@ -295,12 +306,13 @@ def index(
             info = add_to_index(open_spec(source), out, settings, read_aloud)
         else:
             info = ensure_index(open_spec(source), out, settings, force=force, whole=strict, read=read_aloud)
-        where, left_out = str(out), left_out_of(out)
+        where, left_out, reading = str(out), left_out_of(out), reading_of(out)
     if as_json:
-        print_json(info)
+        print_json(msgspec.to_builtins(info) | {"left_out": left_out} | reading)
     else:
         read = f"; {READ.get(info.language, f'stemmed as {info.language}')}" if info.language else ""
         lost = f"; {left_out} left out" if left_out else ""
+        lost += f"; {counted(unread, 'file')} not read" if (unread := sum(reading.get("unread", {}).values())) else ""
         size = f"{counted(info.documents, 'document')}, {counted(info.chunks, 'chunk')}"
         put(f"{where}: {size}, index {info.index_hash[:12]}{read}{lost}")
 

@@ -1,4 +1,4 @@
-"""Reads what could harm its reader in a process of its own, within bounds of time and memory: HTML, PDF, Parquet.
+"""Reads what could harm its reader in a process of its own, within bounds of time and memory: all but plain text.
 
 Parsers of these formats have inputs of a few kilobytes that keep them busy for hours, fill the memory, or end the
 process. Whatever a file does to the process, only it is lost.
@@ -6,77 +6,28 @@ process. Whatever a file does to the process, only it is lost.
 
 from __future__ import annotations
 
-import io
-import re
 import resource
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
-from selectolax.lexbor import LexborHTMLParser
 
-from harness1.errors import MALFORMED
-
-if TYPE_CHECKING:
-    from selectolax.lexbor import LexborNode
-
-
-TEXT = "-text"
-HIDDEN = frozenset({"script", "style", "iframe", "noembed", "noframes"})
-"""Elements without text of the page. A browser keeps the tags in the last three as plain characters, and shows none."""
-BLOCKS = frozenset({
-    "address", "article", "aside", "blockquote", "br", "caption", "dd", "details", "div", "dl", "dt",
-    "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr",
-    "li", "main", "nav", "ol", "option", "p", "pre", "section", "summary", "table", "tbody", "td", "tfoot",
-    "th", "thead", "tr", "ul",
-})  # fmt: skip
-
-
-def read_html(page: str) -> tuple[str, str]:
-    """Return the title of a page ("" if it has none) and its text: one line for each block, without scripts and
-    styles. The time may grow with the square of the depth of a page, which only hostile ones make large."""
-    title, text, verbatim, in_title = list[str](), list[str](), 0, False
-    node: LexborNode | None = LexborHTMLParser(page).root
-    while node is not None:
-        if node.tag == TEXT:
-            found = node.text_content or ""
-            (title if in_title else text).append(found if in_title or verbatim else re.sub(r"\s+", " ", found))
-        elif node.tag == "title":
-            in_title = not title  # drawings have titles too: the page's own is the first
-        elif node.tag in BLOCKS:
-            text.append("\n")
-            verbatim += node.tag == "pre"
-        inside = None if node.tag in HIDDEN else node.first_child
-        while inside is None and node is not None:  # it is left, and so are those that it ends
-            in_title = in_title and node.tag != "title"
-            if node.tag in BLOCKS:
-                text.append("\n")
-                verbatim -= node.tag == "pre"
-            inside, node = node.next, node.parent
-        node = inside
-    lines = (" ".join(line.split()) for line in "".join(text).split("\n"))
-    return " ".join("".join(title).split()), "\n".join(line for line in lines if line)
-
+from harness1.data.contents import LONGEST_REASON, Contents, Unreadable
+from harness1.data.formats import read_file
+from harness1.errors import MALFORMED, UsageError
 
 SECONDS, SECONDS_PER_MIB, MOST_SECONDS = 30.0, 30.0, 300.0
 """Processor time for a file, by its size: honest work is linear in it, at well under a second for each 100 kB."""
 MEMORY = 2 << 30  # bytes of memory for one file; the largest honest ones take a quarter of it
-TEXT_BYTES = 32 << 20  # largest text of a document, a hundred times a thick book. Longer ones are bombs, logs or data.
-LONGEST_REASON = 200  # characters of an error of a parser, which may repeat the file
 
 
 Found = TypeVar("Found")
-
-
-class Unreadable(Exception):
-    """The file cannot become a document; the message says why."""
 
 
 def start_apart(module: str, *given: int, **streams: int) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -105,11 +56,12 @@ class ReadApart:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def read(self, kind: str, data: bytes) -> tuple[str, str]:
-        """Return title and text of html or pdf. Raises Unreadable: it is broken, or takes too much time or memory."""
+    def read(self, ending: str, data: bytes) -> Contents:
+        """Return what a file holds whose name ends so. Raises Unreadable: it is broken, or takes too much time or
+        memory."""
         seconds = min(SECONDS + SECONDS_PER_MIB * len(data) / (1 << 20), MOST_SECONDS)
-        [(title, text)] = self._answers(kind, data, seconds, tuple[str, str])
-        return title, text
+        [found] = self._answers(ending, data, seconds, Contents)
+        return found
 
     def rows(self, path: Path, columns: Sequence[str], most: int) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of a Parquet file, some at a time. `columns`: as those of `tables.rows`. `most`: bytes that
@@ -170,19 +122,12 @@ def _answers(kind: str, data: bytes) -> Iterator[bytes]:
     """Yield what is found in a file, part by part, and at the end why it goes no further, "" if it is whole."""
     problem = ""
     try:
-        yield from _read_rows(data) if kind == "parquet" else [_PACK.encode((_read_page(kind, data), ""))]
-    except Unreadable as error:
+        yield from _read_rows(data) if kind == "parquet" else [_PACK.encode((read_file(kind, data), ""))]
+    except (Unreadable, UsageError) as error:
         problem = str(error)
     except MemoryError:
         problem = "reading it takes too much memory"
     yield _PACK.encode((None, problem))
-
-
-def _read_page(kind: str, data: bytes) -> tuple[str, str]:
-    title, text = _read_pdf(data) if kind == "pdf" else read_html(data.decode())
-    if len(title) + len(text) > TEXT_BYTES:
-        raise Unreadable(f"its text has more than {TEXT_BYTES:,} characters")
-    return title, text
 
 
 BATCH, BUFFER = 64, 1 << 20
@@ -208,27 +153,3 @@ def _read_rows(data: bytes) -> Iterator[bytes]:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         raise Unreadable(" ".join(str(error).split())[:LONGEST_REASON]) from error
-
-
-def _read_pdf(data: bytes) -> tuple[str, str]:
-    import pypdf
-    import pypdf.errors
-
-    pages, size = [], 0
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        for page in reader.pages:
-            pages.append(page.extract_text())
-            size += len(pages[-1])
-            if size > TEXT_BYTES:
-                break
-        title = str((reader.metadata and reader.metadata.title) or "")
-    except (
-        *(pypdf.errors.PyPdfError, pypdf.errors.DependencyError, pypdf.errors.DeprecationError, zlib.error),
-        *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError),
-        *(NotImplementedError, RecursionError),
-    ) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Unreadable(f"broken or locked PDF ({why[:LONGEST_REASON]})") from error
-    # Broken fonts yield halves of surrogate pairs, which no UTF-8 file can hold.
-    return title.encode("utf-8", "ignore").decode(), "\n\n".join(pages).encode("utf-8", "ignore").decode()

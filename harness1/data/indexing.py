@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import STAGE, Stage, read_stage, writing
 
 LEFT_OUT = "left_out"  # names the number of documents that could not be read, in the card of an index
+READING = "reading"  # names what was passed over, and how files were read, in the card of an index
 CORPUS = "corpus"  # names the corpus in the card of an index: its path, or the name of a generated one
 Files = Callable[[DocId], Path | None]
 """Returns the whole path of the file that a document was read from; None if it was read from no file of its own, or the
@@ -94,7 +96,7 @@ def ensure_index(
             _refuse_loss(source, out, config)  # another process may have built there meanwhile
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
-        return _finish(stage, out, info, len(source.problems), _corpus(source))
+        return _finish(stage, out, info, source.reading.facts(), len(source.problems), _corpus(source))
 
 
 def add_to_index(source: Source, out: Path, config: Config, read: Read = read_silently) -> IndexInfo:
@@ -104,10 +106,10 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
     with building(out):
         inputs = {"base": open_index(out).info.index_hash, "added": source.fingerprint}
         stage = Stage("index", inputs, origins=united(origins_of(out), origins_of_source(source)))
-        left_out, corpus = left_out_of(out), corpus_of(out)
+        left_out, corpus, before = left_out_of(out), corpus_of(out), reading_of(out)
         with _changing(stage, out), read(source) as (documents, progress):
             info = add_documents(documents, out, progress, config.machine, alone=True)
-        return _finish(stage, out, info, left_out + len(source.problems), corpus)
+        return _finish(stage, out, info, before | source.reading.facts(), left_out + len(source.problems), corpus)
 
 
 def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInfo:
@@ -116,10 +118,10 @@ def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInf
     with building(out):
         inputs = {"base": open_index(out).info.index_hash, "deleted": sorted(ids)}
         stage = Stage("index", inputs, origins=origins_of(out))
-        left_out, corpus = left_out_of(out), corpus_of(out)
+        left_out, corpus, reading = left_out_of(out), corpus_of(out), reading_of(out)
         with _changing(stage, out):
             info = delete_documents(map(DocId, ids), out, machine=config.machine, alone=True)
-        return _finish(stage, out, info, left_out, corpus)
+        return _finish(stage, out, info, reading, left_out, corpus)
 
 
 @contextmanager
@@ -134,15 +136,18 @@ def _changing(stage: Stage, out: Path) -> Iterator[None]:
         restoring.pop_all()
 
 
-def _finish(stage: Stage, out: Path, info: IndexInfo, left_out: int, corpus: str | None) -> IndexInfo:
+def _finish(
+    stage: Stage, out: Path, info: IndexInfo, reading: dict[str, Any], left_out: int, corpus: str | None
+) -> IndexInfo:
     outputs = {**msgspec.to_builtins(info), LEFT_OUT: left_out, **({CORPUS: corpus} if corpus else {})}
+    outputs |= {READING: reading} if reading else {}
     stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=outputs)
     return info
 
 
 def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
     """Return the facts about a finished index, if its card is its own; if `whole`, only if no document was left out."""
-    if not stage.is_done(out) or (whole and left_out_of(out)):
+    if not stage.is_done(out) or (whole and (left_out_of(out) or reading_of(out).get("unread"))):
         return None
     info, card = open_index(out).info, read_stage(out)
     return info if card and card.hashes.get("index") == info.index_hash else None
@@ -152,6 +157,12 @@ def left_out_of(out: Path) -> int:
     """Return how many documents were left out of the index in a folder; 0 if its card does not say."""
     count = card.outputs.get(LEFT_OUT) if (card := read_stage(out)) else 0
     return count if isinstance(count, int) else 0
+
+
+def reading_of(out: Path) -> dict[str, Any]:
+    """Return what `Reading.facts` told of the files of the index in a folder; nothing if its card does not say."""
+    facts = card.outputs.get(READING) if (card := read_stage(out)) else None
+    return facts if isinstance(facts, dict) else {}
 
 
 def corpus_of(out: Path) -> str | None:
@@ -180,7 +191,7 @@ def _refuse_loss(source: Source, out: Path, config: Config) -> None:
 
 
 def files_of(index: str) -> Files:
-    """Return what finds the file of a document of an index, made from a folder of texts on this machine."""
+    """Return what finds the file of a document of an index, made from files on this machine."""
     corpus = None if is_engine(index) else corpus_of(Path(index))
     folder = Path(corpus) if corpus else None
 
@@ -188,6 +199,8 @@ def files_of(index: str) -> Files:
         if folder is None or Path(doc_id).is_absolute() or ".." in Path(doc_id).parts:
             return None
         with suppress(OSError, ValueError):  # an id need not be the name of a file: it may be too long for one
+            if folder.is_file() and folder.name == doc_id:
+                return folder
             return folder / doc_id if (folder / doc_id).is_file() else None
         return None
 

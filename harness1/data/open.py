@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from harness1.data import beir, folder, tables, trec
-from harness1.data.source import DuplicateId, Fault, Source, refuse
+from harness1.data.source import DuplicateId, Fault, Reading, Source, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
@@ -48,25 +48,32 @@ def is_generated(spec: str) -> bool:
 
 
 def open_source(
-    spec: str, fault: Fault = refuse, *, leave_out: bool | None = None, follow_links: bool = False
+    spec: str,
+    fault: Fault = refuse,
+    *,
+    leave_out: bool | None = None,
+    follow_links: bool = False,
+    everything: bool = False,
 ) -> Source:
     """Open a dataset: its documents, and its tasks by split.
 
     Args:
-        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .rst .txt .html .htm
-            .pdf), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
-            documents (see `world_source` for `world:SIZE:SEED:people`), or `stdlib` for Python's own documentation.
+        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of files or one file of any kind
+            (`harness1.data.formats`), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic
+            world of that many documents (see `world_source` for `world:SIZE:SEED:people`), or `stdlib` for Python's
+            own documentation.
         fault: is called with each broken line while documents and tasks are read; the default raises.
         leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
             and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
             folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
-        follow_links: read links that lead out of a folder of texts.
+        follow_links: read links that lead out of a folder of files.
+        everything: pass over no hidden, ignored or built files of such a folder.
 
     Raises:
         UsageError: nothing of that name exists, or its kind cannot be read.
         CorpusError: it exists and is broken; for faults within documents, raised while they are read.
     """
-    source = _open(spec, fault, leave_out, follow_links)
+    source = _open(spec, fault, leave_out, follow_links, everything)
 
     def documents() -> Iterator[Document]:
         source.problems.clear()
@@ -74,16 +81,20 @@ def open_source(
         for document in chain(source.documents(), [None]):
             if source.problems and leave_out is False:
                 raise CorpusError(source.problems[0])
+            if source.reading.unread and leave_out is False:
+                raise CorpusError(f"{source.label}: {source.reading.lines()[0]}")
             if document:
                 empty = False
                 yield document
         if empty:
-            raise CorpusError("; ".join([f"{source.label} holds no documents", *source.problems[:10]]))
+            raise CorpusError(
+                "; ".join([f"{source.label} holds no documents", *source.problems[:10], *source.reading.lines()[:10]])
+            )
 
     return replace(source, documents=documents)
 
 
-def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
+def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool, everything: bool) -> Source:
     if spec.startswith("world:"):
         size, _, rest = spec.removeprefix("world:").partition(":")
         seed, _, about = rest.partition(":")
@@ -102,7 +113,7 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -
         hint = f"give the path alone: {rest}" if rest and Path(rest).exists() else _KINDS
         raise UsageError(f"{place}: no such file or folder ({hint})")
     if not benchmark:
-        return _of_files(path, fault, leave_out, follow_links)
+        return _of_files(path, fault, leave_out, follow_links, everything)
     if beir.is_beir(path) and beir.splits(path):
         raise UsageError(f"{path} is a BEIR folder, not the official files of {benchmark}: give the path alone")
     from harness1.data.benchmarks import READERS
@@ -110,7 +121,7 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -
     return READERS[benchmark](path, fault)
 
 
-def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
+def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bool, everything: bool) -> Source:
     root, problems = path.resolve(), list[str]()
     common: dict[str, Any] = {"problems": problems, "root": root, "label": str(path)}
 
@@ -130,13 +141,14 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
         tasks, read = partial(beir.read_tasks, path, fault=fault), partial(tables.read_documents, corpus, on_line)
         common["has_documents"] = corpus.stat().st_size > 0  # else they are elsewhere
         return Source(root.name, "beir", read, beir.splits(path), tasks, **common)
-    if path.is_dir():
-        read = partial(folder.read, path, note, follow_links=follow_links)
-        return Source(root.name, "folder", read, edition=folder.state(path) if follow_links else "", **common)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return Source(root.name, "jsonl", partial(tables.read_documents, path, on_line), **common)
-    kinds = "a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
-    raise UsageError(f"{path}: not a corpus; give {kinds}")
+    if not path.is_dir() and not path.is_file():
+        raise UsageError(f"{path}: neither a folder nor a regular file")
+    reading = Reading()
+    read = partial(folder.read, path, note, reading, follow_links=follow_links, everything=everything)
+    edition = folder.edition(everything=everything) + (folder.state(path) if follow_links else "")
+    return Source(root.name, "folder", read, edition=edition, reading=reading, **common)
 
 
 def benchmark_and_path(spec: str) -> tuple[str, str]:

@@ -4,16 +4,60 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness1.errors import CorpusError, UsageError
-from harness1.plain import digest, utf8_safe
+from harness1.plain import counted, digest, utf8_safe
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
+
+SHOWN_KINDS, SHOWN_NAMES = 20, 5
+
+
+@dataclass
+class Reading:
+    """What a pass over a folder left unread on purpose, and how it read the rest."""
+
+    unread: Counter[str] = field(default_factory=Counter)
+    """The number of files of each kind that nothing reads, by the ending of their names."""
+    skipped: list[str] = field(default_factory=list)
+    """The names of hidden, ignored and built files and folders; of what is in such a folder, its own alone."""
+    copies: dict[str, list[str]] = field(default_factory=dict)
+    """The names of further files with the text of a document."""
+    notices: list[str] = field(default_factory=list)
+    """A line for each file whose text may not be what its author wrote."""
+
+    def clear(self) -> None:
+        for each in (self.unread, self.skipped, self.copies, self.notices):
+            each.clear()
+
+    def lines(self) -> list[str]:
+        """Return what to tell of it, a line for each kind of thing."""
+        lines = list[str]()
+        if self.unread:
+            kinds = [f"{ending} {count}" for ending, count in self.unread.most_common()]
+            files = counted(self.unread.total(), "file")
+            lines.append(f"{files} of {counted(len(kinds), 'kind')} not read ({_first(kinds, SHOWN_KINDS)})")
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} passed over: {_first(self.skipped, SHOWN_NAMES)} (--all reads them)")
+        if copies := sum(map(len, self.copies.values())):
+            pairs = [f"{name} is {first}" for first, names in self.copies.items() for name in names]
+            lines.append(f"{counted(copies, 'file')} with the text of another: {_first(pairs, SHOWN_NAMES)}")
+        return [*lines, *self.notices]
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for a card; what is empty is left out."""
+        found = {"unread": {**self.unread}, "skipped": self.skipped, "copies": self.copies, "notices": self.notices}
+        return {name: value for name, value in found.items() if value}
+
+
+def _first(names: list[str], most: int) -> str:
+    return ", ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
 
 
 @dataclass(frozen=True)
@@ -33,6 +77,7 @@ class Source:
     has_documents: bool = True  # false if the documents are on the web
     secret_answers: bool = False  # true if the answers in the gold may be compared with but never written
     label: str = ""  # names the source in error messages; "": by its name
+    reading: Reading = field(default_factory=Reading)  # of the last pass over a folder of files
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks of one split. Raises UsageError: there is no such split."""

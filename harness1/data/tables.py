@@ -21,7 +21,8 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from harness1.data.apart import ReadApart, Unreadable
+from harness1.data.apart import ReadApart
+from harness1.data.contents import Unreadable
 from harness1.data.source import DuplicateId, EmptyText, Fault, Given, Made, drop_repeated, make_each, refuse
 from harness1.errors import MALFORMED, CorpusError, optional
 from harness1.records import DocId

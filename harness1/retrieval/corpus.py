@@ -52,15 +52,16 @@ def chunk(document: Document, max_tokens: int) -> list[Chunk]:
         texts = [document.text[given.start : given.end] for given in document.chunks]
         ids = [given.chunk_id for given in document.chunks]
     elif approximate_tokens(document.text) > max_tokens:
-        texts = list(_cut(document.text, max_tokens * CHARACTERS_PER_TOKEN)) or [""]
+        places = cut(document.text, max_tokens * CHARACTERS_PER_TOKEN)
+        texts = [document.text[start:end] for start, end in places] or [""]
         if len(texts) > 1:
             ids = [ChunkId(f"{document.doc_id}#{index}") for index in range(len(texts))]
     pairs = enumerate(zip(ids, texts, strict=True))
     return [Chunk(chunk_id, document.doc_id, index, document.title, text) for index, (chunk_id, text) in pairs]
 
 
-def _cut(text: str, limit: int) -> Iterator[str]:
-    """Yield stretches of 1 to `limit` characters, without white space at their ends."""
+def cut(text: str, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield where stretches of 1 to `limit` characters begin and end, without white space at their ends."""
     found = _BORDER.finditer(text)
     ends = [border.start() for border in found if border[1] is None or border[1].isupper() or border[1].isdigit()]
     stop, first = len(text.rstrip()), _NO_SPACE.search(text)
@@ -73,7 +74,7 @@ def _cut(text: str, limit: int) -> Iterator[str]:
                 end = ends[last]
             else:
                 end = next((at for at in range(end, start, -1) if text[at].isspace()), end)
-        yield text[start:end].rstrip()
+        yield start, start + len(text[start:end].rstrip())
         first = _NO_SPACE.search(text, end)
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pyarrow.parquet import write_table
 
 from harness1.data import tables
-from harness1.data.apart import ReadApart, Unreadable
+from harness1.data.apart import ReadApart
+from harness1.data.contents import Unreadable
 from harness1.data.dataset_cache import unpack
 from harness1.errors import CorpusError, UsageError
 from tests.attack.attack import Attack

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import strategies as st
 
 from harness1.config import load_config
-from harness1.data.apart import ReadApart, Unreadable
+from harness1.data.apart import ReadApart
+from harness1.data.contents import Unreadable
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.records import DocId
@@ -143,7 +144,7 @@ def test_a_mutated_corpus_is_read_or_refused(attack: Attack, tmp_path: Path, nam
     attack.report(f"inputs {name}", **trial.ends)
 
 
-@pytest.mark.parametrize("kind", ["html", "pdf"])
+@pytest.mark.parametrize("kind", [".html", ".pdf"])
 def test_a_mutated_page_is_read_or_left_out(attack: Attack, kind: str) -> None:
     trial, stream = Trial(), b"BT /F1 12 Tf 2 5 Td (Hello) Tj ET"
 
@@ -152,8 +153,8 @@ def test_a_mutated_page_is_read_or_left_out(attack: Attack, kind: str) -> None:
 
     with ReadApart() as apart:
         mutants = mutated(HTML).map(lambda data: data.decode("utf-8", "replace").encode())
-        attack.try_all(mutants if kind == "html" else mutated(hostile.page(stream)), survives, 2_000)
-    attack.report(f"inputs {kind}", **trial.ends)
+        attack.try_all(mutants if kind == ".html" else mutated(hostile.page(stream)), survives, 2_000)
+    attack.report(f"inputs {kind[1:]}", **trial.ends)
 
 
 @pytest.mark.parametrize("benchmark", [official.HOTPOTQA, official.FRAMES, official.SEC], ids=lambda each: each.name)

@@ -1,0 +1,216 @@
+"""How files of each kind are read, by the ending of their name.
+
+`FORMATS` is the one table; an installed package adds an ending in the group `harness1.readers`. A file of any other
+kind is read as it stands if it holds text, and is not read if it does not.
+"""
+
+from __future__ import annotations
+
+import csv
+import email
+import email.policy
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from email.message import EmailMessage
+from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from harness1.data.contents import BROKEN, TEXT_BYTES, Contents, Unreadable, decoded, reason, table_text, whole
+from harness1.data.pages import OFFICE, read_docx, read_html, read_office, read_page, read_pdf
+from harness1.errors import MALFORMED
+from harness1.plugins import find_plugin, open_added, plugin_names
+
+Read = Callable[[bytes], Contents]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a kind of files is read. `read`: returns what a file holds; None: it is text, as it stands. `title`: of a
+    text, found in it. `most`: bytes of the largest file that is read. `needs`: a module of the extra `documents`."""
+
+    read: Read | None = None
+    title: re.Pattern[str] | None = None
+    most: int = TEXT_BYTES
+    needs: str = ""
+
+
+def read_table(data: bytes) -> Contents:
+    """Return a table of values between commas, semicolons, tabs or bars, each row with the names of its header."""
+    text, notice = decoded(data)
+    first = text.lstrip("\r\n").partition("\n")[0]
+    between = max("\t,;|", key=first.count)
+    csv.field_size_limit(TEXT_BYTES)
+    try:
+        rows = [*csv.reader(text.splitlines(keepends=True), delimiter=between)]
+    except csv.Error:
+        return whole("", text, notice)
+    return whole("", table_text(rows), notice)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[str]:
+    """Yield a line for each value within a JSON value, with the names that lead to it."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        for each in value:
+            yield from _flat(each, name)
+    elif isinstance(value, list):
+        yield from _flat(", ".join(map(str, value)) or None, name)
+    elif value is not None:
+        yield f"{name}: {value}" if name else str(value)
+
+
+def read_json(data: bytes, *, lines: bool = False) -> Contents:
+    """Return a JSON value, or one on each line, as a line for each value in it; what is none as it stands."""
+    text, notice = decoded(data)
+    try:
+        values = map(msgspec.json.decode, filter(str.strip, text.split("\n") if lines else [text]))
+        return whole("", "\n\n".join("\n".join(_flat(value)) for value in values), notice)
+    except MALFORMED:
+        return whole("", text, notice)
+
+
+def _joined(value: Any) -> str:
+    """Return a text of a notebook, which may be a list of lines."""
+    return "".join(filter(lambda line: isinstance(line, str), value)) if isinstance(value, list) else str(value or "")
+
+
+def read_notebook(data: bytes) -> Contents:
+    """Return the cells of a notebook, with what they printed."""
+    try:
+        cells, texts = msgspec.json.decode(data)["cells"], list[str]()
+        for cell in cells:
+            texts.append(_joined(cell.get("source")))
+            outputs = cell.get("outputs") or ()
+            shown = (each.get("text") or (each.get("data") or {}).get("text/plain") for each in outputs)
+            texts += [_joined(each) for each in shown if each]
+    except (*MALFORMED, *BROKEN) as error:
+        raise Unreadable(f"no notebook ({reason(error)})") from error
+    text = "\n\n".join(texts)
+    return whole(_title(MARKDOWN, text), text)
+
+
+_TAG = re.compile(r"<!\[CDATA\[(.*?)\]\]>|<!--.*?-->|<[^<>]*>", re.DOTALL)
+
+
+def read_xml(data: bytes) -> Contents:
+    """Return the text between the tags of an XML file."""
+    text, notice = decoded(data, markup=True)
+    lines = html.unescape(_TAG.sub(lambda found: found[1] or "\n", text)).splitlines()
+    return whole("", "\n".join(line for line in map(str.strip, lines) if line), notice)
+
+
+HEADERS = ("From", "To", "Cc", "Date", "Subject")
+
+
+def _message(data: bytes) -> tuple[str, str]:
+    """Return subject and text of a message: its plain part, else its page, and the names of what is attached."""
+    message = email.message_from_bytes(data, policy=email.policy.default)
+    assert isinstance(message, EmailMessage)
+    lines = [f"{name}: {message[name]}" for name in HEADERS if message[name]]
+    body, attached = message.get_body(("plain", "html")), [part.get_filename() for part in message.iter_attachments()]
+    text = ""
+    if body is not None:
+        packed = body.get_payload(decode=True)
+        raw, charset = packed if isinstance(packed, bytes) else b"", body.get_content_charset()
+        try:
+            text = raw.decode(charset or "utf-8")
+        except (LookupError, ValueError):
+            text, _ = decoded(raw, markup=True)
+        text = read_html(text)[1] if body.get_content_subtype() == "html" else text
+    lines += [f"Attached: {', '.join(filter(None, attached))}"] if any(attached) else []
+    return str(message["Subject"] or ""), "\n".join([*lines, "", text])
+
+
+def read_mail(data: bytes) -> Contents:
+    """Return what a message holds."""
+    return whole(*_message(data))
+
+
+def read_mailbox(data: bytes) -> Contents:
+    """Return the messages of a mailbox, a section for each."""
+    messages = re.split(rb"(?m)^From [^\n]*\d{4}[^\n]*\n", data)
+    found = [(f"message={number}", _message(each)[1]) for number, each in enumerate(messages[1:], start=1)]
+    if not found:
+        raise Unreadable("no mailbox: no line in it begins a message (From ADDRESS DATE)")
+    return Contents("", found)
+
+
+MARKDOWN = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
+UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S.*?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
+_TEXT, _PAGE, _XML, _TABLE = Format(), Format(read_page), Format(read_xml), Format(read_table)
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    dict.fromkeys((".txt", ".text", ".log", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf"), _TEXT)
+    | dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd"), Format(title=MARKDOWN))
+    | dict.fromkeys((".html", ".htm", ".xhtml"), _PAGE)
+    | dict.fromkeys((".xml", ".svg", ".opml", ".fb2", ".rss", ".atom"), _XML)
+    | dict.fromkeys((".csv", ".tsv"), _TABLE)
+    | {ending: Format(partial(read_office, ending), most=256 << 20, needs="kreuzberg") for ending in OFFICE}
+    | {
+        ".adoc": Format(title=re.compile(r"^=[ \t]+(\S.*)$", re.MULTILINE)),
+        ".docx": Format(read_docx, most=256 << 20, needs="mammoth"),
+        ".eml": Format(read_mail, most=256 << 20),
+        ".ipynb": Format(read_notebook, most=256 << 20),
+        ".json": Format(read_json),
+        ".jsonl": Format(partial(read_json, lines=True)),
+        ".mbox": Format(read_mailbox, most=256 << 20),
+        ".ndjson": Format(partial(read_json, lines=True)),
+        ".org": Format(title=re.compile(r"^#\+title:[ \t]*(\S.*)$", re.MULTILINE | re.IGNORECASE)),
+        ".pdf": Format(read_pdf, most=256 << 20),
+        ".rst": Format(title=UNDERLINED),
+        ".tex": Format(title=re.compile(r"\\title\{([^{}\n]+)\}")),
+    }
+)
+"""Most of a large PDF, office document or message is pictures, so that one may be larger than its text."""
+
+
+def format_of(ending: str) -> Format | None:
+    """Return how files are read whose names end so; None if nothing is known of them, and text alone is read."""
+    if ending in FORMATS:
+        return FORMATS[ending]
+    if ending in plugin_names("readers"):
+        return Format(partial(_read_added, ending), most=256 << 20)
+    return None
+
+
+def missing(form: Format) -> bool:
+    """Return whether files of a kind need a package that is not installed."""
+    return bool(form.needs) and find_spec(form.needs) is None
+
+
+def read_text(form: Format, data: bytes) -> Contents:
+    """Return what a text holds, whatever its encoding."""
+    text, notice = decoded(data)
+    return whole(_title(form.title, text), text, notice)
+
+
+def read_file(ending: str, data: bytes) -> Contents:
+    """Return what a file holds whose name ends so. Raises Unreadable: it is broken; UsageError: its package is not
+    installed, or the plugin that reads it fails."""
+    form = format_of(ending) or _TEXT
+    try:
+        found = form.read(data) if form.read else read_text(form, data)
+    except BROKEN as error:
+        raise Unreadable(f"broken ({reason(error)})") from error
+    if len(found.title) + sum(len(text) for _, text in found.sections) > TEXT_BYTES:
+        raise Unreadable(f"its text has more than {TEXT_BYTES:,} characters")
+    return found
+
+
+def _title(pattern: re.Pattern[str] | None, text: str) -> str:
+    if pattern is None or not (found := pattern.search(text)):
+        return ""
+    title = found[1].strip()
+    return (title.rstrip("#").rstrip(" \t") or title[0]) if pattern is MARKDOWN else title
+
+
+def _read_added(ending: str, data: bytes) -> Contents:
+    title, text = open_added("readers", ending, find_plugin("readers", ending, FORMATS), data)
+    return whole(str(title), str(text))

@@ -1,0 +1,123 @@
+"""Finds the files of a folder, and says which it passes over: hidden ones, what a `.gitignore` names, what is built."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import re2
+from pathspec import GitIgnoreSpec
+
+from harness1.data.source import status_of
+
+Problem = Callable[[str, str], None]
+"""Called with the name of a file or folder within the corpus, and why it is left out."""
+Rules = Sequence[tuple[str, GitIgnoreSpec]]
+"""What each `.gitignore` on the way to a folder says, with the length of its own folder's path."""
+DEEPEST = 100  # levels of folders that are entered; archives of whole disks have 30
+BUILT = frozenset({"__pycache__", "bower_components", "build", "dist", "node_modules", "site-packages", "target"})
+"""Folders of what programs made or fetched; other virtual environments and caches are known by `MARKS`."""
+MARKS = frozenset({"pyvenv.cfg", "CACHEDIR.TAG"})
+GIT, IGNORE = ".git", ".gitignore"
+RULES_BYTES, RULE_LENGTH = 1 << 20, 1000
+
+
+class Walk:
+    """A walk through the files below a folder. `everything`: pass over nothing but the store of git."""
+
+    def __init__(self, path: Path, problem: Problem, *, follow_links: bool = False, everything: bool = False) -> None:
+        self.path, self._root, self._problem = path, os.path.realpath(path), problem
+        self._follow, self._everything = follow_links, everything
+        self.skipped: list[str] = []
+        """Names of files and folders (with a slash at the end) that were passed over."""
+
+    def files(self) -> Iterator[str]:
+        """Yield the relative paths of the regular files. A folder that links reach twice is entered once."""
+        entered = set[tuple[int, int]]()
+        folders: list[tuple[int, str, Rules]] = [(0, "", ())]
+        while folders:
+            depth, folder, rules = folders.pop()
+            try:
+                entries = sorted(os.scandir(self.path / folder), key=lambda entry: entry.name)
+                identity = (self.path / folder).stat()
+            except OSError as error:
+                self._problem(folder or ".", f"the folder cannot be listed: {error.strerror}")
+                continue
+            if (identity.st_dev, identity.st_ino) in entered:
+                continue
+            entered.add((identity.st_dev, identity.st_ino))
+            names = {entry.name for entry in entries}
+            if folder and names & MARKS and not self._everything:
+                self.skipped.append(f"{folder}/")
+                continue
+            if IGNORE in names and not self._everything:
+                rules = (*rules, (f"{folder}/" if folder else "", _rules_of(self.path / folder / IGNORE)))
+            inner = []
+            for entry in entries:
+                name, is_folder = f"{folder}/{entry.name}" if folder else entry.name, _is_folder(entry)
+                if self._passes_over(name, is_folder, rules):
+                    self.skipped.append(f"{name}/" if is_folder else name)
+                elif is_folder and self._enters(entry, name, depth):
+                    inner.append((depth + 1, name, rules))
+                elif not is_folder and self._may_read(entry, name):
+                    yield name
+            folders += reversed(inner)
+
+    def _passes_over(self, name: str, is_folder: bool, rules: Rules) -> bool:
+        last = name.rpartition("/")[2]
+        if self._everything or last == GIT:
+            return last == GIT
+        if last.startswith(".") or (is_folder and (last in BUILT or last.endswith(".egg-info"))):
+            return True
+        for folder, spec in reversed(rules):
+            said = spec.check_file(name.removeprefix(folder) + "/" * is_folder).include
+            if said is not None:
+                return said
+        return False
+
+    def _leads_out(self, entry: os.DirEntry[str], name: str) -> bool:
+        if self._follow or not entry.is_symlink() or Path(os.path.realpath(entry)).is_relative_to(self._root):
+            return False
+        self._problem(name, "a link that leads out of the folder (--follow-links reads it)")
+        return True
+
+    def _enters(self, entry: os.DirEntry[str], name: str, depth: int) -> bool:
+        if self._leads_out(entry, name):
+            return False
+        if depth == DEEPEST:
+            self._problem(name, f"folders are entered {DEEPEST} levels deep")
+            return False
+        return self._follow or not entry.is_symlink()
+
+    def _may_read(self, entry: os.DirEntry[str], name: str) -> bool:
+        if self._leads_out(entry, name):
+            return False
+        if status_of(self.path / name):
+            return True
+        self._problem(name, "not a regular file")
+        return False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):
+        return entry.is_dir()
+    return False
+
+
+def _rules_of(file: Path) -> GitIgnoreSpec:
+    """Return the rules of a `.gitignore`; a line that is none counts for nothing, as with git. The engine of the rules
+    is RE2, because a line of stars keeps Python's busy for ever."""
+    lines, kept = list[str](), list[str]()
+    with suppress(OSError):
+        if status_of(file):
+            with file.open("rb") as opened:
+                lines = opened.read(RULES_BYTES).decode("utf-8", "replace").splitlines()
+    for line in lines:
+        with suppress(ValueError, re.error, re2.error):
+            if len(line) <= RULE_LENGTH:
+                GitIgnoreSpec.from_lines([line], backend="re2")
+                kept.append(line)
+    return GitIgnoreSpec.from_lines(kept, backend="re2")

@@ -1,0 +1,259 @@
+"""Files of every kind are read, what is not read is said, and places within files keep their names."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness1.data.formats import read_file
+from harness1.data.open import open_source
+from harness1.errors import CorpusError
+from harness1.plugins import find_plugin
+from tests.data import hostile
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
+OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+
+def packed(files: dict[str, str]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def links(*targets: tuple[str, str]) -> str:
+    inner = [
+        f'<Relationship Id="r{number}" Type="{OFFICE}/{kind}" Target="{target}"/>'
+        for number, (kind, target) in enumerate(targets, start=1)
+    ]
+    return f'<Relationships xmlns="{RELATIONS}">{"".join(inner)}</Relationships>'
+
+
+TYPES = (
+    '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels"'
+    ' ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Default Extension="xml"'
+    ' ContentType="application/xml"/></Types>'
+)
+
+
+def docx(body: str) -> bytes:
+    return packed({
+        "[Content_Types].xml": TYPES,
+        "_rels/.rels": links(("officeDocument", "word/document.xml")),
+        "word/document.xml": f'<w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>',
+    })  # fmt: skip
+
+
+def paragraph(text: str) -> str:
+    return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def xlsx(**sheets: list[list[str]]) -> bytes:
+    files = {"[Content_Types].xml": TYPES, "_rels/.rels": links(("officeDocument", "xl/workbook.xml"))}
+    named = "".join(f'<sheet name="{name}" sheetId="{at}" r:id="r{at}"/>' for at, name in enumerate(sheets, start=1))
+    files["xl/workbook.xml"] = f'<workbook xmlns="{SHEET}" xmlns:r="{OFFICE}"><sheets>{named}</sheets></workbook>'
+    targets = [("worksheet", f"worksheets/sheet{at}.xml") for at in range(1, len(sheets) + 1)]
+    files["xl/_rels/workbook.xml.rels"] = links(*targets)
+    for at, rows in enumerate(sheets.values(), start=1):
+        cells = "".join(
+            "<row>" + "".join(f'<c t="inlineStr"><is><t>{cell}</t></is></c>' for cell in row) + "</row>" for row in rows
+        )
+        files[f"xl/worksheets/sheet{at}.xml"] = f'<worksheet xmlns="{SHEET}"><sheetData>{cells}</sheetData></worksheet>'
+    return packed(files)
+
+
+def epub(text: str) -> bytes:
+    package = (
+        '<package xmlns="http://www.idpf.org/2007/opf" version="3.0"><metadata'
+        ' xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Lighthouse</dc:title></metadata><manifest><item'
+        ' id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest><spine><itemref idref="a"/></spine>'
+        "</package>"
+    )
+    container = (
+        '<container version="1.0" xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile'
+        ' full-path="c.opf" media-type="application/oebps-package+xml"/></rootfiles></container>'
+    )
+    page = f'<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{text}</p></body></html>'
+    files = {"mimetype": "application/epub+zip", "META-INF/container.xml": container, "c.opf": package, "a.xhtml": page}
+    return packed(files)
+
+
+def odt(text: str) -> bytes:
+    office = "urn:oasis:names:tc:opendocument:xmlns:office:1.0"
+    inner = f'<text:p xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{text}</text:p>'
+    body = f"<office:body><office:text>{inner}</office:text></office:body>"
+    content = f'<office:document-content xmlns:office="{office}">{body}</office:document-content>'
+    return packed({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
+
+
+TABLE = f"<w:tbl><w:tr><w:tc>{paragraph('Bergen')}</w:tc><w:tc>{paragraph('431')}</w:tc></w:tr></w:tbl>"
+SUBJECT = b"Subject: =?utf-8?q?Caf=C3=A9_list?=\n"
+MAIL = b"From: Ann <a@x.org>\n" + SUBJECT + b"Content-Type: text/html; charset=latin-1\n\n<p>p\xe5</p>"
+NOTEBOOK = {"cells": [{"source": ["# Tides\n", "x"]}, {"source": "1+1", "outputs": [{"data": {"text/plain": "2"}}]}]}
+KINDS: dict[str, tuple[bytes, str, str]] = {
+    ".csv": (b"city;tons\nOslo;3\n\n;4\n", "", "city: Oslo | tons: 3\ntons: 4"),
+    ".tsv": (b"1\t2\n3\t4\n", "", "1 | 2\n3 | 4"),
+    ".json": (
+        b'{"a": {"b": "caf\\u00e9", "c": [1, 2]}, "d": [{"e": 5}]}',
+        "",
+        "a.b: café\na.c: 1, 2\nd.e: 5",
+    ),
+    ".jsonl": (b'{"a": 1}\n\n"x"\n', "", "a: 1\n\nx"),
+    ".ipynb": (json.dumps(NOTEBOOK).encode(), "Tides", "# Tides\nx\n\n1+1\n\n2"),
+    ".eml": (MAIL, "Café list", "From: Ann <a@x.org>\nSubject: Café list\n\npå"),
+    ".xhtml": (b"<title>T</title><table><tr><td>a</td><td>b</td></tr></table>", "T", "a | b"),
+    ".xml": (b"<?xml version='1.0' encoding='latin-1'?><a b='c'>\xe5&amp;<!-- x -->\n<d>e</d></a>", "", "å&\ne"),
+    ".org": (b"#+TITLE: Plan\n* x", "Plan", "#+TITLE: Plan\n* x"),
+    ".tex": (b"\\title{On ice}", "On ice", "\\title{On ice}"),
+    ".markdown": (b"# One", "One", "# One"),
+    ".yaml": (b"a: 1", "", "a: 1"),
+    ".py": (b"x = 1", "", "x = 1"),
+    ".docx": (docx(paragraph("R&amp;D of caf\u00e9s &lt;5") + TABLE), "", "R&D of cafés <5\nBergen | 431"),
+    ".xlsx": (xlsx(Staff=[["Name", "Phone"], ["Ingrid", "55"]]), "Staff", "Staff\nName: Ingrid | Phone: 55"),
+    ".epub": (epub("Heron &amp; owl"), "The Lighthouse", "Heron & owl"),
+    ".odt": (odt("Puffin &amp; auk"), "", "Puffin & auk"),
+    ".rtf": (rb"{\rtf1\ansi\ansicpg1252 The caf\'e9 \u27700?\par}", "", "The café 水"),
+}
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_a_file_of_each_kind_becomes_text_with_its_title(ending: str) -> None:
+    data, title, text = KINDS[ending]
+    found = read_file(ending, data)
+    assert (found.title, "\n\n".join(section for _, section in found.sections).strip(), found.notice) == (
+        title,
+        text,
+        "",
+    )
+
+
+def read(path: Path, **options: bool) -> tuple[dict[str, str], list[str]]:
+    """The texts of the documents below a folder by id, and what is told of the rest."""
+    source = open_source(str(path), leave_out=True, **options)
+    texts = {document.doc_id: document.text for document in source.documents()}
+    return texts, [*source.problems, *source.reading.lines()]
+
+
+def test_what_nothing_reads_is_counted_by_kind_and_refused_if_asked(tmp_path: Path) -> None:
+    for name in ("a.heic", "b.HEIC", "c.bin", "d"):
+        (tmp_path / name).write_bytes(b"\0\1\2")
+    with pytest.raises(CorpusError, match=r"holds no documents; 4 files of 3 kinds not read \(\.heic 2, \.bin 1, no"):
+        read(tmp_path)
+    (tmp_path / "z.txt").write_text("kept")
+    assert read(tmp_path) == ({"z.txt": "kept"}, ["4 files of 3 kinds not read (.heic 2, .bin 1, no ending 1)"])
+    with pytest.raises(CorpusError, match="4 files of 3 kinds not read"):
+        list(open_source(str(tmp_path), leave_out=False).documents())
+
+
+def test_files_that_need_the_extra_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.data.folder.missing", lambda form: bool(form.needs))
+    (tmp_path / "a.docx").write_bytes(docx(paragraph("x")))
+    (tmp_path / "b.txt").write_text("kept")
+    assert read(tmp_path)[1] == ["1 file of 1 kind not read (.docx, which pip install 'harness1[documents]' reads 1)"]
+
+
+def test_one_file_is_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    (tmp_path / "b.txt").write_text("not this one")
+    assert list(read(tmp_path / "a.csv")[0]) == ["a.csv"]
+
+
+def test_what_is_built_hidden_or_ignored_is_passed_over_and_named(tmp_path: Path) -> None:
+    files = ["a.txt", "node_modules/b.txt", "env/pyvenv.cfg", "env/c.txt", "logs/d.log", "logs/keep.log", ".e.txt"]
+    for name in (*files, "sub/f.tmp", ".git/g.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".gitignore").write_text(f"*.log\n!keep.log\n[z-a]\n{'a*' * 400}b\n")
+    (tmp_path / "sub" / ".gitignore").write_text("/*.tmp\n")
+    documents, said = read(tmp_path)
+    assert list(documents) == ["a.txt", "logs/keep.log"]
+    passed = [".e.txt", ".git/", ".gitignore", "env/", "logs/d.log", "node_modules/", "sub/.gitignore", "sub/f.tmp"]
+    assert open_source(str(tmp_path)).reading.skipped == []
+    source = open_source(str(tmp_path))
+    list(source.documents())
+    assert sorted(source.reading.skipped) == passed
+    assert said[0].startswith("8 passed over: ")
+    assert {*files, "sub/f.tmp"} <= {*read(tmp_path, everything=True)[0]}
+
+
+def test_files_with_one_text_are_one_document(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.md"):
+        (tmp_path / name).write_text("the same")
+    documents, said = read(tmp_path)
+    assert list(documents) == ["a.txt"]
+    assert said == ["2 files with the text of another: b.txt is a.txt, c.md is a.txt"]
+
+
+ENCODED = [
+    ("utf-16", "Straße nach Köln"),
+    ("utf-8-sig", "Straße"),
+    ("utf-16-le", "no mark at all, in two bytes"),
+    ("cp1252", "Le garçon a mangé une crêpe à la forêt où il était né."),
+    ("cp1251", "Съешь ещё этих мягких французских булок, да выпей чаю."),
+    ("shift_jis", "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"),
+    ("euc_kr", "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다."),
+]
+
+
+@pytest.mark.parametrize(("encoding", "text"), ENCODED, ids=[name for name, _ in ENCODED])
+def test_a_text_of_any_encoding_is_read(tmp_path: Path, encoding: str, text: str) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    documents, said = read(tmp_path)
+    assert documents == {"a.txt": text}
+    assert all("which is a guess" in line for line in said)
+    assert bool(said) is not encoding.startswith("utf")
+
+
+def test_a_page_is_read_as_it_declares(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_bytes('<meta charset="iso-8859-2"><p>Zażółć</p>'.encode("iso-8859-2"))
+    assert read(tmp_path) == ({"a.html": "Zażółć"}, [])
+
+
+def test_pages_of_a_pdf_and_sheets_are_chunks_with_their_name(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(hostile.page(b"BT /F1 12 Tf 20 200 Td (Hello) Tj ET"))
+    long = [["Part", "Price"], *([f"bolt {at}", f"{at}.5"] for at in range(200))]
+    (tmp_path / "b.xlsx").write_bytes(xlsx(Staff=[["Ann"]], Parts=long))
+    pdf, book = open_source(str(tmp_path)).documents()
+    assert [chunk.chunk_id for chunk in pdf.chunks] == ["a.pdf#page=1"]
+    assert [chunk.chunk_id for chunk in book.chunks[:3]] == [f"b.xlsx#sheet={n}" for n in ("Staff", "Parts", "Parts.2")]
+    texts = [book.text[chunk.start : chunk.end] for chunk in book.chunks]
+    assert all(line.startswith("Part: bolt ") for line in "\n".join(texts[2:]).splitlines())
+    assert "\n".join(texts) == book.text.replace("\n\n", "\n")
+
+
+def test_a_mailbox_has_a_section_for_each_message() -> None:
+    box = (
+        b"From a@x Mon Mar  2 10:00:00 2020\nSubject: one\n\nFrom here on\n\nFrom b@x Mon Mar  2 10:00:00 2020\n\ntwo\n"
+    )
+    found = read_file(".mbox", box)
+    assert found.sections == [("message=1", "Subject: one\n\nFrom here on\n\n"), ("message=2", "\ntwo\n")]
+
+
+def heic(data: bytes) -> tuple[str, str]:
+    """A reader of a plugin."""
+    return "picture", data.decode()
+
+
+def test_a_plugin_reads_a_further_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_plugin("readers", ".heic") is None
+    monkeypatch.setattr("harness1.data.formats.plugin_names", lambda kind: (".heic",))
+    monkeypatch.setattr("harness1.data.formats.find_plugin", lambda kind, name, built_in: heic)
+    assert read_file(".heic", b"seen")[:2] == ("picture", [("", "seen")])
+
+
+@pytest.mark.parametrize("ending", [".docx", ".xlsx", ".odt", ".epub"])
+def test_a_bomb_or_half_a_file_is_left_out_alone(tmp_path: Path, ending: str) -> None:
+    bomb = {".docx": docx(paragraph("x" * 70_000_000)), ".odt": odt("x" * 40_000_000)}.get(ending, b"PK\3\4" * 1000)
+    (tmp_path / f"a{ending}").write_bytes(bomb)
+    (tmp_path / f"b{ending}").write_bytes(KINDS[ending][0][:200])
+    (tmp_path / "z.txt").write_text("kept")
+    with hostile.ends():
+        documents, said = read(tmp_path)
+    assert list(documents) == ["z.txt"]
+    assert len(said) == 2
