@@ -17,12 +17,13 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.config.settings import differences, put_back_removed
 from harness1.data.leaks import Selection, TaskFilter, open_filter
-from harness1.data.origins import origins_of
+from harness1.data.origins import known_origins, origins_of, united
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
 from harness1.env.pieces import counter_of
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.models.spec import policy_origins
 from harness1.plain import digest, file_digest, public_address
 from harness1.policy.policy import Policy
 from harness1.policy.scripted import RecordedPolicy
@@ -159,7 +160,8 @@ class Profile:
             "settings": self.name_settings(self.run.config.env),
             "selections": [msgspec.to_builtins(self.selection)],
         }
-        return Stage(VERB, inputs, hashes=hashes, outputs=outputs, origins=origins_of(self.run.folder))
+        origins = united(origins_of(self.run.folder), policy_origins(self.name), known_origins(index))
+        return Stage(VERB, inputs, hashes=hashes, outputs=outputs, origins=origins)
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
         """Return the last whole episodes of the tasks to learn from that reach `sft.gates.recall`."""

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,6 +32,8 @@ from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.runs.files import read_json, write_json
 from harness1.tasks.make import write_tasks
 from harness1.tasks.questions import QuestionWriter
+from harness1.training import new_model
+from harness1.training.new_model import NewModel, make_model
 from tests.attack.attack import Attack
 from tests.data.benchmarks import official
 
@@ -257,13 +260,25 @@ class Mute:
         return Completion("")
 
 
-def test_tasks_name_the_origins_of_their_writer(tmp_path: Path) -> None:
+def test_tasks_name_the_origins_of_their_writer_and_their_index(tmp_path: Path) -> None:
     source = open_source(str(copied(Path("world:60"), tmp_path / "data")))
     student, index = copied(Path("stdlib"), tmp_path / "student"), str(tmp_path / "index")
-    ensure_index(source, tmp_path / "index", Config())
+    ensure_index(open_source("world:60:1"), tmp_path / "index", Config())
     writer = QuestionWriter(f"hf:{student}", Mute())
     write_tasks(source, index, tmp_path / "out", Config(), count=2, seed=0, writer=writer)
-    assert origins_of(tmp_path / "out") == ("stdlib", "world-60-0")
+    assert origins_of(tmp_path / "out") == ("stdlib", "world-60-0", "world-60-1")
+
+
+def test_a_new_model_names_the_origins_of_all_that_its_vocabulary_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_model, "collect_texts", Mock(side_effect=UsageError("heard enough")))
+    ensure_index(open_source("world:60:1"), tmp_path / "index", Config())
+    teacher = f"silent:replay:{copied(Path('stdlib'), tmp_path / 'run')}"
+    work = NewModel("world:60", str(tmp_path / "index"), tmp_path / "out", Config(), teacher)
+    with pytest.raises(UsageError, match="heard enough"):
+        make_model(work)
+    assert origins_of(tmp_path / "out") == ("stdlib", "world-60-0", "world-60-1")
 
 
 def test_special_files_in_place_of_cards_and_texts_block_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data import beir
+from harness1.data.datasets import copy_dataset
 from harness1.data.open import open_source
 from harness1.env.render import Context
 from harness1.episodes.jobs import EpisodeJob
@@ -106,6 +107,13 @@ def finished(taught: TeacherRun, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def work(taught: TeacherRun, config: Config = CONFIG, policy: Dice | None = None) -> Profile:
     return Profile(taught, policy or Dice(), "dice", config)
+
+
+def test_a_profile_names_the_origins_of_its_policy_and_its_index(taught: TeacherRun, tmp_path: Path) -> None:
+    copy_dataset("stdlib", tmp_path / "student")
+    copy_dataset("world:60:1", tmp_path / "index")
+    named = replace(work(taught), name=f"hf:{tmp_path / 'student'}", index=str(tmp_path / "index"))
+    assert named.stage().origins == ("stdlib", "world-60-1", WORLD)
 
 
 def by_name(folder: Path) -> dict[str, Pivot]:
