@@ -60,10 +60,10 @@ class ChatStream:
             if name == "tool_calls":
                 for call in value if isinstance(value, list) else ():
                     self._add_call(call if isinstance(call, dict) else {})
-            elif name in _JOINED and isinstance(value, str):
-                self.message[name] = (self.message.get(name) or "") + value
-            elif isinstance(value, list):
-                self.message[name] = [*(self.message.get(name) or ()), *value]
+            elif name in _JOINED and isinstance(value, str) and isinstance(before := self.message.get(name), str):
+                self.message[name] = before + value
+            elif isinstance(value, list) and isinstance(before := self.message.get(name), list):
+                self.message[name] = [*before, *value]
             elif value is not None:
                 self.message[name] = value
         return bool(delta)

@@ -104,7 +104,8 @@ class HttpClient:
         feed: Callable[[bytes], bool] | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes. A
-        stream of events goes to `feed` instead, until that returns True; then the connection is closed."""
+        stream of events goes to `feed` instead, until that returns True; then the connection is closed. Raise what
+        `errors` has, ValueError if a stream goes on beyond `limit`."""
         from httpx import DecodingError
 
         (session, _), url = await self._line(), self.url + path
@@ -113,16 +114,19 @@ class HttpClient:
             coding = response.headers.get("Content-Encoding", "identity").lower()
             if coding != "identity":
                 raise DecodingError(f"a compressed answer ({coding[:20]}), which nobody asked for")
-            answer, blocks = bytearray(), cast("AsyncGenerator[bytes]", response.aiter_raw())
+            answer, read, blocks = bytearray(), 0, cast("AsyncGenerator[bytes]", response.aiter_raw())
             is_stream = response.status_code == 200 and is_events(response.headers)
             async with aclosing(blocks):
                 async for block in blocks:
+                    read += len(block)
                     if feed is not None and is_stream:
                         if feed(block):
                             break
+                        if read > limit:
+                            raise ValueError(f"an answer larger than {limit} bytes")
                         continue
                     answer += block
-                    if len(answer) > limit:
+                    if read > limit:
                         break
             return response.status_code, response.headers, bytes(answer)
 
@@ -275,8 +279,9 @@ def _retry_after(value: str) -> float | None:
     try:
         seconds = float(value)
     except ValueError:
-        date = parsedate_tz(value)
-        if date is None:
+        try:
+            date = parsedate_tz(value)
+            seconds = mktime_tz(date) - time.time() if date else math.nan
+        except (ValueError, OverflowError):  # there cannot be such a day
             return None
-        seconds = mktime_tz(date) - time.time()
     return max(seconds, 0.0) if math.isfinite(seconds) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -59,6 +60,14 @@ def test_an_answer_ends_at_the_same_event_however_its_bytes_are_divided() -> Non
         assert stream.completion()["choices"][0]["message"]["content"] == "one call ", step
 
 
+@pytest.mark.parametrize("name", ["content", "reasoning", "role", "anything"])
+def test_a_part_of_another_type_takes_the_place_of_what_was_there(name: str) -> None:
+    values = ("a", 7, ["b"], True, "c", {"d": 1}, ["e"], 1.5, [])
+    for first, second in permutations(values, 2):
+        if type(first) is not type(second):
+            assert joined(event(**{name: first}), event("stop", **{name: second}))["message"][name] == second
+
+
 def ask(sent: bytes, status: int = 200, headers: dict[str, str] = EVENTS, attempts: int = 1) -> Any:
     with replying(lambda _: (status, headers, sent)) as url:
         endpoint = ModelEndpoint(f"{url}/v1", attempts=attempts)
@@ -86,6 +95,14 @@ def test_what_goes_wrong_in_a_stream_is_what_goes_wrong_without() -> None:
     said = {"code": 400, "message": "request (9156 tokens) exceeds the available context size (8192 tokens)"}
     with pytest.raises(Overflow):
         ask(msgspec.json.encode({"error": said}), 400, {"Content-Type": "application/json"})
+
+
+@pytest.mark.service
+def test_a_stream_may_be_as_long_as_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.http.client.ANSWER_BYTES", 200_000)
+    for endless in (event(content="more ") * 10_000, b": ping\n\n" * 100_000):
+        with pytest.raises(InfrastructureFault, match="an answer larger than 200000 bytes"):
+            ask(endless + event("stop"))
 
 
 @pytest.mark.service

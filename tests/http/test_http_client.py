@@ -83,9 +83,13 @@ def test_what_is_no_answer_is_a_fault_with_status_and_reason(
     assert f"{url}/path: {says}" in fault.message
 
 
+NO_DAYS = [f"Mon, 01 Jan {year} 00:00:00 GMT" for year in ("99999", "9" * 11, "9" * 5000)]
+NO_DAYS += [f"Mon, 01 Jan 2020 00:00:00 +{'9' * 400}"]
+
+
 @pytest.mark.service
 def test_how_long_a_server_asks_to_wait_is_told_unless_it_is_no_time() -> None:
-    date, asked = formatdate(time.time() + 900, usegmt=True), ["7", "0.5", "-3", "", "soon", "nan", "inf"]
+    date, asked = formatdate(time.time() + 900, usegmt=True), ["7", "0.5", "-3", "", "soon", "nan", "inf", *NO_DAYS]
     with replying(lambda ask: (429, {"Retry-After": [date, *asked][len(waits)]}, b"")) as url:
         waits: list[float | None] = []
         for _ in (date, *asked):
@@ -93,7 +97,7 @@ def test_how_long_a_server_asks_to_wait_is_told_unless_it_is_no_time() -> None:
             assert isinstance(fault, HttpFault)
             waits.append(fault.retry_after_s)
     assert 850 <= (waits.pop(0) or 0) <= 901
-    assert waits == [7, 0.5, 0, None, None, None, None]
+    assert waits == [7, 0.5, 0, *(None for _ in waits[3:])]
 
 
 @pytest.mark.service
