@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -187,13 +187,17 @@ def serve_openenv(
     http = guard(app, check)
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def tell(message: Any) -> None:
+            with suppress(OSError):  # the client has left, as `receive` tells
+                await send(message)
+
         if scope["type"] == "websocket":
             try:
                 check(scope)
             except Refused:
-                await send({"type": "websocket.close", "code": 1008})
+                await tell({"type": "websocket.close", "code": 1008})
                 return
-        await (http if scope["type"] == "http" else app)(scope, receive, send)
+        await (http if scope["type"] == "http" else app)(scope, receive, tell)
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[None]:

@@ -85,6 +85,24 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
         assert asyncio.run(leaves(address))["reward"] is not None
 
 
+def test_clients_that_leave_without_a_word_leave_no_traceback(index: Path) -> None:
+    from websockets.asyncio.client import connect
+
+    async def leave(address: str) -> None:
+        for pause_s in (0.0, 0.01) * 5:
+            client = await connect(f"{address.replace('http', 'ws')}/ws")
+            await client.send(json.dumps({"type": "reset", "data": {"split": "test", "index": 0}}))
+            await asyncio.sleep(pause_s)
+            client.transport.abort()
+        await asyncio.sleep(1.0)
+
+    words = ["openenv", "--data", "world:120", "--index", str(index), "--port", "0"]
+    with command_process(*words) as (process, line):
+        asyncio.run(leave(line.removeprefix("OpenEnv at ").partition(",")[0]))
+        process.terminate()
+        assert process.communicate(timeout=20)[1] == ""
+
+
 def test_a_session_without_a_call_gives_up_its_place_and_cannot_take_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     from starlette.testclient import TestClient
 
