@@ -228,7 +228,7 @@ def show(
     card = tuning.read_tuning(folder)
     if card is None:
         raise UsageError(f"{folder} holds no trials: it has no {tuning.TUNING}")
-    results = sorted(tuning.read_results(folder / tuning.RESULTS), key=lambda each: each.number)
+    results = sorted(tuning.read_results(folder / tuning.RESULTS, card.search), key=lambda each: each.number)
     page = write_page(folder, card, results)
     best = tuning.best_of(results, maximize=card.maximize)
     found = {"tuning": to_builtins(card), "best": to_builtins(best), "trials": to_builtins(results), "page": str(page)}

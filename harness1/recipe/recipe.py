@@ -72,6 +72,12 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.log and not (self.low or 0.0) > 0.0:
             raise ValueError("log needs low above 0")
 
+    def holds(self, value: Value) -> bool:
+        """Return whether a trial could have this value."""
+        if self.low is None or self.high is None:
+            return value in self.choices
+        return not isinstance(value, str) and self.low <= value <= self.high
+
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What trials are compared by."""

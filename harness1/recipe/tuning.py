@@ -189,9 +189,9 @@ class Tuning:
         with optional("tune"):
             import optuna
         with hold_folder(self.out, TUNING):
-            lines = _read_lines(self.out / RESULTS)
-            self._begun, self.results = {each.number: each for each in lines}, [*filter(_has_ended, lines)]
             self._describe()
+            lines = _read_lines(self.out / RESULTS, self.recipe.search)
+            self._begun, self.results = {each.number: each for each in lines}, [*filter(_has_ended, lines)]
             stages = {name: self.recipe.stages[name] for name in common}
             shared = replace(self.recipe, stages=stages, search={}, objective=None)
             RecipeRun(shared, self.out / SHARED, self.execute, self.watch(None), self.parse).run()
@@ -225,10 +225,7 @@ class Tuning:
             if self._waiting:
                 begun = self._begun[self._waiting.pop(0)]
                 study.enqueue_trial(begun.settings, user_attrs={NUMBER: begun.number})
-                try:
-                    return study.ask(_distributions(self.recipe))
-                except UNDRAWABLE as error:
-                    raise SchemaError(f"{self.out / RESULTS}: trial {begun.number} cannot be drawn: {error}") from error
+                return study.ask(_distributions(self.recipe))
             earlier = [*self.results, *(read_results(self._known) if self._known else ())]
             failed = [each.settings for each in earlier if each.failed]
             for _ in range(DRAWS if len(self._begun) < trials else 0):
@@ -353,13 +350,20 @@ def read_tuning(out: Path) -> TuningCard | None:
     return read_record(out / TUNING, TuningCard, "the card of a tuning")
 
 
-def read_results(file: Path) -> list[TrialResult]:
-    """Return the results of trials in the order in which they ended; raise SchemaError if one is damaged."""
-    return [*filter(_has_ended, _read_lines(file))]
+def read_results(file: Path, search: Mapping[str, Space] | None = None) -> list[TrialResult]:
+    """Return the results of trials in the order in which they ended; raise SchemaError if one is damaged. `search`:
+    other settings than these are damage."""
+    return [*filter(_has_ended, _read_lines(file, search))]
 
 
-def _read_lines(file: Path) -> list[TrialResult]:
-    return list(read_line_records(file, TrialResult, "the result of a trial")) if file.is_file() else []
+def _read_lines(file: Path, search: Mapping[str, Space] | None = None) -> list[TrialResult]:
+    trials = list(read_line_records(file, TrialResult, "the result of a trial")) if file.is_file() else []
+    for tried in (each.settings for each in trials):
+        if search is not None and not (
+            tried.keys() == search.keys() and all(search[name].holds(value) for name, value in tried.items())
+        ):
+            raise SchemaError(f"{file}: {msgspec.json.encode(tried).decode()} are no settings of this tuning")
+    return trials
 
 
 def _has_ended(trial: TrialResult) -> bool:

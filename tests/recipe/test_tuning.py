@@ -181,12 +181,26 @@ def test_a_kill_at_the_end_of_a_trial_loses_none_and_is_in_nobodys_way(tmp_path:
     assert len(read_results(known)) == 5
 
 
-def test_a_trial_that_cannot_be_drawn_is_told_in_a_line(tmp_path: Path) -> None:
-    tuning(tmp_path / "t", Simulation()).run(trials=1, parallel=1)
+@pytest.mark.parametrize("ended", [{}, {"value": 1.0}])
+@pytest.mark.parametrize(
+    "changes", [{"sft.train.rate": "fast"}, {"sft.train.rate": -1.0}, {"rl.rl.samples": 5}, {"other": 1}]
+)
+def test_a_trial_that_cannot_be_drawn_is_told_in_a_line(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    ended: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (first,) = tuning(tmp_path / "t", Simulation()).run(trials=1, parallel=1)
     with Journal(tmp_path / "t", RESULTS) as journal:
-        journal.write(b'{"number":1,"settings":{"sft.train.rate":"fast"}}')
-    with pytest.raises(UsageError, match=r"trials\.jsonl: trial 1 cannot be drawn"):
+        journal.write(json.dumps({"number": 1, "settings": first.settings | changes, **ended}).encode())
+    with pytest.raises(UsageError, match=r"trials\.jsonl: {.*} are no settings of this tuning"):
         tuning(tmp_path / "t", Simulation()).run(trials=2, parallel=1)
+    if ended:
+        shown = command_in_process(monkeypatch, capsys)("tune", "show", str(tmp_path / "t"))
+        assert shown.code == 2
+        assert "are no settings of this tuning" in shown.err
 
 
 def test_a_trial_that_fails_a_gate_is_not_repeated(tmp_path: Path) -> None:
