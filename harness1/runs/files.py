@@ -51,7 +51,9 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file of JSON. Raises SchemaError: it is no object, or no JSON."""
+    """Return the object in a file of JSON. Raises SchemaError: it is no object, no JSON, or no plain file."""
+    if path.exists() and not path.is_file():
+        raise SchemaError(f"{path} is no file")
     try:
         return msgspec.convert(decode_plain(path.read_bytes()), dict[str, Any])
     except MALFORMED as error:

@@ -363,6 +363,8 @@ def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_
 
 def _copy_data_card(work: FineTuning) -> None:
     for name in (CARD, README):
+        if not (work.dataset / name).is_file():
+            raise UsageError(f"there is no {name} in {work.dataset}")
         shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
 
 

@@ -171,8 +171,8 @@ def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
     metrics, provenance, resources = (read_json(path) if path.is_file() else {} for path in paths)
     ablations = run = None
     with suppress(OSError, *MALFORMED):  # another file of that name
-        table = folder.resolve().parent / ABLATIONS
-        ablations = msgspec.json.decode(table.read_bytes(), type=AblationTable)
+        if (table := folder.resolve().parent / ABLATIONS).is_file():
+            ablations = msgspec.json.decode(table.read_bytes(), type=AblationTable)
     with suppress(UsageError):
         run = read_run(folder, tasks=tasks) if (folder / EPISODES).is_file() else None
     return Report(stage, config, metrics, provenance, resources, ablations, run)

@@ -1,7 +1,9 @@
 """The card of a folder: equal inputs and a finished status mean that there is nothing to do."""
 
 import errno
+import os
 import subprocess
+import threading
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -185,3 +187,14 @@ def test_a_checkout_has_a_commit_and_an_installed_package_within_a_repository_no
     assert checkout(package) == (commit, True)
     monkeypatch.setenv("PATH", "/nowhere")  # without git
     assert checkout(package) == (None, None)
+
+
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("{}",), daemon=True)
+    writer.start()
+    for place in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
+        assert files.find_json(place) is None
+        with pytest.raises(SchemaError, match="is no file"):
+            files.read_json(place)
+    assert writer.is_alive(), "nobody reads what it would write"

@@ -1,6 +1,8 @@
 """The page about a run: made of its files, inert, and the same for the same episodes."""
 
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from harness1.records import StopReason
 from harness1.runs.folder import METRICS, PROVENANCE, RESOURCES, TASKS
 from harness1.runs.journal import EPISODES
 from harness1.viewer.html import environment
-from harness1.viewer.report import Histogram, write_report
+from harness1.viewer.report import ABLATIONS, Histogram, write_report
 from tests.eval.run_folders import dataset, episode, run_folder
 
 QUERIES = {f"t{number}": f"Question {number}?" for number in range(1, 5)}
@@ -182,3 +184,11 @@ def component(name: str, *values: object) -> str:
 def source(name: str) -> str:
     loader = environment().loader
     return loader.get_source(environment(), name)[0]
+
+
+def test_a_pipe_beside_a_run_is_not_opened(run: Path) -> None:
+    os.mkfifo(run.parent / ABLATIONS)
+    writer = threading.Thread(target=(run.parent / ABLATIONS).write_text, args=("{}",), daemon=True)
+    writer.start()
+    assert "Question 1" in page(run)
+    assert writer.is_alive(), "nobody reads what it would write"
