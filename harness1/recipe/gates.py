@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness1.data.beir import QRELS
 from harness1.data.open import open_source
 from harness1.data.source import status_of
@@ -32,7 +34,7 @@ from harness1.retrieval.index import open_index
 from harness1.reward import total_of
 from harness1.rl.admission import read_report
 from harness1.rows import RowFile
-from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage, writing
+from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_record, read_stage, writing
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
@@ -158,8 +160,42 @@ EXACT = 1e-9
 """Difference that the sum of a reward's terms may have from its total, which is computed from the same numbers."""
 
 
+class _Outputs(msgspec.Struct, frozen=True):
+    documents: float = 0
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    missing: float = 0
+    failures: dict[str, float] = {}
+
+
+class _Watch(msgspec.Struct, frozen=True):
+    metric: str = ""
+
+
+class _Train(msgspec.Struct, frozen=True):
+    watch: _Watch = _Watch()
+
+
+class _Inputs(msgspec.Struct, frozen=True):
+    train: _Train = _Train()
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """What gates believe of a card."""
+
+    inputs: _Inputs = _Inputs()
+    gates: _Counts = _Counts()
+    outputs: _Outputs = _Outputs()
+
+
+def _said(folder: Path) -> _Said:
+    _card(folder)
+    return read_record(folder / STAGE, _Said, "the card of such a stage") or _Said()
+
+
 def _count_documents(case: StageCase) -> float:
-    return float(_card(case.folder).outputs.get("documents", 0))
+    return _said(case.folder).outputs.documents
 
 
 def _count_training_tasks(case: StageCase) -> float:
@@ -177,8 +213,8 @@ def _count_shared_gold(case: StageCase) -> float:
 
 
 def _count_faults(case: StageCase) -> float:
-    gates = _card(case.folder).gates
-    return float(gates.get("missing", 0) + gates.get("failures", {}).get("infra_error", 0))
+    counts = _said(case.folder).gates
+    return counts.missing + counts.failures.get("infra_error", 0)
 
 
 def _count_wrong_rewards(case: StageCase) -> float:
@@ -246,7 +282,7 @@ def _gain(case: StageCase) -> float | None:
     """Return the gain of the checkpoint over the start in the held-out metric; None if it was not measured at both."""
     card = read_checkpoint(case.folder)
     looks = [line for line in read_log(case.folder) if any(name.startswith(VALIDATION_PREFIX) for name in line)]
-    metric = str(_card(case.folder).inputs.get("train", {}).get("watch", {}).get("metric", ""))
+    metric = _said(case.folder).inputs.train.watch.metric
     if card is None or metric not in card.metrics or not looks or looks[0]["step"] != 0:
         return None
     began = looks[0].get(f"{VALIDATION_PREFIX}{metric}")
@@ -279,10 +315,10 @@ def _least_lead(case: StageCase) -> float:
 
 
 def metrics_of(folder: Path) -> dict[str, float]:
-    """Return the metrics of a run, or those of a checkpoint; those that have no value are left out."""
+    """Return the metrics of a run, or those of a checkpoint; those that are no numbers are left out."""
     if (folder / METRICS).is_file():
         found = {name: each.get("mean") for name, each in read_json(folder / METRICS).items() if isinstance(each, dict)}
-        return {name: float(mean) for name, mean in found.items() if mean is not None}
+        return {name: float(mean) for name, mean in found.items() if isinstance(mean, int | float)}
     card = read_checkpoint(folder)
     return dict(card.metrics) if card else {}
 

@@ -24,7 +24,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.recipe.gates import GATES, GateRuling, StageCase, artifact, hash_input, judge_stage
+from harness1.recipe.gates import GATES, GateRuling, StageCase, artifact, hash_input, judge_stage, metrics_of
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import (
     HASHING,
@@ -275,6 +275,18 @@ def test_broken_episodes_are_judged_by_their_gate_and_not_by_the_exit_code(
         return
     with pytest.raises(StageFailed, match="gate faults: episodes broken by the infrastructure: 2, bound 0"):
         work.run()
+
+
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}, True])
+def test_no_edited_number_ends_a_gate_in_a_traceback(tmp_path: Path, value: object) -> None:
+    watched = {"train": {"watch": value}}
+    Stage("index", watched, gates={"missing": value, "failures": value}, outputs={"documents": value}).write(tmp_path)
+    (tmp_path / "metrics.json").write_text(json.dumps({"curated_recall": {"mean": value}}))
+    for verb in (["index", "d"], ["sft", "collect", "--data", "d"], ["eval", "d"], ["rl", "train", "--model", "hf:m"]):
+        case = StageCase(*parse_command([*verb, "--out", str(tmp_path)]), tmp_path)
+        for ruling in judge_stage(case, {"documents": 1.0, "faults": 0.0, "recall": 2.0, "progress": True}):
+            assert not ruling.passed
+    assert metrics_of(tmp_path).keys() <= {"curated_recall"}
 
 
 def test_a_gate_that_fails_stops_there_and_names_check_value_bound_and_command(notes: Path) -> None:
