@@ -85,11 +85,13 @@ class RecipeState(Record, kw_only=True):
     hashing: int = 1
 
     def times(self) -> dict[str, float]:
-        """Return the seconds that each stage to come takes, at the pace of those that have passed; 0: not known."""
+        """Return the seconds that each stage to come takes, at the pace of those that have passed; 0: not known. A
+        tenth of the plan counts as passed in its time, so that stages of seconds do not decide."""
         passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
         known = [name for name in passed if name in self.plan and self.plan[name].takes]
-        planned = sum(self.plan[name].takes for name in known)
-        pace = sum(passed[name].seconds for name in known) / planned if planned else 1.0
+        share = sum(stage.takes for stage in self.plan.values()) / 10
+        planned = share + sum(self.plan[name].takes for name in known)
+        pace = (share + sum(passed[name].seconds for name in known)) / planned if planned else 1.0
         return {name: stage.takes * pace for name, stage in self.plan.items() if name not in passed}
 
     def time_left(self, now: float) -> float | None:
