@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from harness1.api import TOOLS as TOOLS
     from harness1.api import Dataset as Dataset
     from harness1.api import Env as Env
+    from harness1.api import ask as ask
     from harness1.api import evaluate as evaluate
     from harness1.api import load as load
     from harness1.api import train as train
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _NAMES = {
-    "api": ("Dataset", "Env", "evaluate", "load", "train"),
+    "api": ("Dataset", "Env", "ask", "evaluate", "load", "train"),
     "config": ("Config", "load_config"),
     "data.open": ("open_source",),
     "env.environment": ("SearchEnv",),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -32,7 +32,10 @@ from harness1.data import beir
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import ConfigError, UsageError
+from harness1.eval.cited import Answer, open_answerer
+from harness1.eval.cited import ask as answer_question
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.outputs import RecordedRun, load_run
 from harness1.models.fetch import resolve_model
@@ -54,6 +57,7 @@ from harness1.training.process_group import ALONE
 
 TOOLS: tuple[ToolFunction, ...] = tools_of(Config().env)
 """The tools that an environment offers unless it is told otherwise."""
+Made = TypeVar("Made")
 Term = Component | Callable[[Case], float] | str
 """A term of a reward: one of `harness1.reward`, a function of a `Case`, or the name of either."""
 
@@ -191,6 +195,36 @@ def evaluate(
     return load_run(folder)
 
 
+def ask(
+    question: str,
+    index: str | Path,
+    answerer: str = "",
+    *,
+    env: Env | None = None,
+    policy: str = "scripted",
+    follow: Answer | None = None,
+    out: str | Path | None = None,
+) -> Answer:
+    """Search an index for a question, and return a model's answer: its `text`, its `sentences` with their citations,
+    which are checked, and the `passages` cited; `sufficient` if a citation holds. Printed, it shows all of these.
+
+    Args:
+        index: a folder, or what `harness1 search --index` takes.
+        answerer: `openai:MODEL@URL` or a model of this machine, such as `hf:MODEL`; empty: none, and the best sentences
+            of the passages are the answer.
+        follow: an earlier answer, whose passages are known.
+        out: the run folder; None: a new temporary one.
+
+    Raises:
+        UsageError: as the command `ask`.
+        InfrastructureFault: the index or the model's server failed.
+    """
+    config = (env or Env()).config
+    model = open_answerer(answerer, config)
+    folder, setup = Path(out or tempfile.mkdtemp(prefix="harness1-")), EpisodeSetup(config, str(index), policy)
+    return _outside_loop(lambda: answer_question(question, setup, model, folder, follow))[0]
+
+
 def train(
     env: Env,
     data: Dataset | str,
@@ -258,15 +292,14 @@ def _learn(config: Config, dataset: Dataset, model: str, split: str, out: Path) 
     return out
 
 
-def _outside_loop(work: Callable[[], Any]) -> None:
+def _outside_loop(work: Callable[[], Made]) -> Made:
     """Do work that runs an event loop of its own: in a thread where this one has a loop already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        work()
-        return
+        return work()
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(work).result()
+        return thread.submit(work).result()
 
 
 def _switches(names: Sequence[str]) -> dict[str, bool]:

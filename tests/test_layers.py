@@ -25,7 +25,7 @@ WITHIN = {
     "models": "* | convert fetch | chat_format formats | adapters block_attention causal_model decoding"
     " | weight_gate | token_server vllm_engine transformers_backend | checkpoint | open",
     "policy": "policy | wrappers scripted language_model | oracles | oracle_teacher | registry",
-    "eval": "* | evaluate | compare | ablations | answers | answer_run",
+    "eval": "* | evaluate | compare | ablations | answers | answer_run cited",
     "tasks": "graph | drafts | questions | make",
     "engines": "engine | * | open",
     "rl": "rollouts | rows | * | pivots train | open",

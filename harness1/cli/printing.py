@@ -24,9 +24,9 @@ def program() -> str:
     return called
 
 
-def put(text: str, *, flush: bool = False) -> None:
+def put(text: str, *, end: str = "\n", flush: bool = False) -> None:
     """Print a text on standard output."""
-    print(printable(text), flush=flush)
+    print(printable(text), end=end, flush=flush)
 
 
 def say(line: str) -> None:

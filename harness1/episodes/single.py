@@ -81,7 +81,7 @@ class Played(NamedTuple):
 
 
 def play_one(
-    task: Task,
+    task: Task | Callable[[Path], Task],
     setup: EpisodeSetup,
     out: Path | None = None,
     *,
@@ -90,15 +90,17 @@ def play_one(
     watch: Watch,
     on_torn: Callable[[Path, int], None],
 ) -> Played:
-    """Play one episode, score it if there is gold, and append it to a run folder, as `open_run` does. `out`: None: the
-    folder that all searches under the same configuration, policy and index share. `on_torn`: called with the folder,
+    """Play one episode, score it if there is gold, and append it to a run folder, as `open_run` does. `task`: or what
+    returns it, given the folder. `out`: None: the folder that all searches under the same configuration, policy and
+    index share. `on_torn`: called with the folder,
     and the bytes of a torn last line that was cut off."""
     config = setup.config
-    policy = setup.policy_for([EpisodeJob(task)])
+    policy = setup.policy_for([] if callable(task) else [EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)
     names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
     counted = describe_counter(env.counter)
     out = out or Path("runs") / f"search-{digest(names)[:8]}"
+    task = task(out) if callable(task) else task
     with open_run(out, config, setup.policy, setup.retriever, names, counted, on_torn, dataset) as keep:
         with watch(env) as on_step:
             episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))

@@ -18,7 +18,8 @@ from harness1.config import Machine
 from harness1.env.environment import call_engine
 from harness1.errors import InfrastructureFault, SchemaError, UsageError
 from harness1.eval.run import Run
-from harness1.http.model_endpoint import Completer, Messages, defuse, restore, strip_answer
+from harness1.http.model_endpoint import Messages, defuse, restore, strip_answer
+from harness1.models.open import Completing
 from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId, Record, Status, UnitId
 from harness1.retrieval.corpus import approximate_tokens
@@ -204,7 +205,7 @@ class NamedModel:
     """A model with the name that the user gave it."""
 
     name: str
-    completer: Completer
+    completer: Completing
 
     @property
     def described(self) -> dict[str, Any]:
@@ -260,7 +261,7 @@ class Answering:
             kind = "closed" if condition == "closed" else "open"
             messages = write_prompt(kind, *(("document", source.shown) for source in shown), asked)
             answer = await ask("answer", self.answerer, messages, documents=given, left_out=len(units) - len(given))
-            if self.judge is not None:
+            if self.judge is not None and question.golds:
                 said = ("correct", "\n".join(question.golds)), ("answer", read_answer(answer.text))
                 verdict = await ask("verdict", self.judge, write_prompt("judge", asked, *said))
         except InfrastructureFault as error:
@@ -270,11 +271,14 @@ class Answering:
 
 def questions_of(run: Run, limit: int = 0) -> tuple[list[AnswerItem], dict[str, int]]:
     """Return the questions of the first `limit` tasks of a run (0: all), and the counts of `tasks` with a right answer,
-    `without_answers`, and of `broken_episodes`. Raises UsageError: the run is not finished, or nothing can be asked."""
+    `without_answers`, and of `broken_episodes`. Of a run whose questions somebody asked, all are taken, without right
+    answers. Raises UsageError: the run is not finished, or nothing can be asked."""
     if run.stage.status != "finished":
         raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
-    tasks = list(run.tasks.values())[: limit or None]
+    played = run.tasks.values() if run.split else (first.task for first, *_ in run.samples.values())
+    tasks = list(played)[: limit or None]
     golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
+    golds = golds if run.split else {task.task_id: () for task in tasks}
     whole = [episode for task in golds for episode in run.samples.get(task, ())]
     asked = [
         AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivery(each))

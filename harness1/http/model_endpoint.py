@@ -76,12 +76,13 @@ class Completer:
 
     def __init__(self, endpoint: Endpoint, model: str, most_tokens: int) -> None:
         self.model, self.most_tokens = model, most_tokens
-        self._route = ChatRoute(endpoint, {"temperature": 0})
+        self._route = ChatRoute(endpoint, {"temperature": 0, "stream": True})
 
-    async def complete(self, messages: Messages) -> Completion:
-        """Return the answer to a conversation; raise as the endpoint does."""
+    async def complete(self, messages: Messages, ended: Ended | None = None) -> Completion:
+        """Return the answer to a conversation; raise as the endpoint does. `ended`: is given the message as it grows,
+        where the server streams, and ends it."""
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.most_tokens}
-        answer, _ = await self._route.post(body, _Completed)
+        answer, _ = await self._route.post(body | ({"stream": True} if ended else {}), _Completed, ended)
         choice, usage = answer.choices[0], answer.usage if isinstance(answer.usage, dict) else {}
         used = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         counts = [count if isinstance(count, int) else None for count in used]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from harness1.config import Config
+from harness1.config import Config, Machine
 from harness1.env.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
-from harness1.http.model_endpoint import Completer, Completion, Messages, policy_endpoint, verifier_endpoint
+from harness1.http.model_endpoint import (
+    Completer,
+    Completion,
+    Messages,
+    ModelEndpoint,
+    policy_endpoint,
+    verifier_endpoint,
+)
 from harness1.models.backend import Backend
 from harness1.models.causal_model import context_window
 from harness1.models.chat_format import ChatFormat, join_spans
@@ -93,10 +101,13 @@ Completing = Completer | BackendCompleter
 """A language model that completes a conversation."""
 
 
-def open_completer(spec: str, config: Config, most_tokens: int) -> Completing:
-    """Open `openai:MODEL@URL`, with the key of `machine.verifier`, or a model named as a policy is."""
+def open_completer(
+    spec: str, config: Config, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint] = verifier_endpoint
+) -> Completing:
+    """Open `openai:MODEL@URL` at an endpoint, by default with the key of `machine.verifier`, or a model named as a
+    policy is."""
     asked = ModelSpec.read(spec)
     if asked.kind == "openai" and asked.url is not None:
-        return Completer(verifier_endpoint(asked.url, config.machine), asked.model, most_tokens)
+        return Completer(endpoint(asked.url, config.machine), asked.model, most_tokens)
     backend, chat = open_backend(asked, config)
     return BackendCompleter(backend, chat, most_tokens)

@@ -36,7 +36,7 @@ class Server:
         self.says, self.usage, self.asked = says, usage, list[str]()
         self.inside = self.most = 0
 
-    async def post(self, path: str, body: Any, kind: type[Any]) -> Any:
+    async def post(self, path: str, body: Any, kind: type[Any], ended: Any = None) -> Any:
         self.inside += 1
         self.most = max(self.most, self.inside)
         await asyncio.sleep(0.001)

@@ -1,0 +1,394 @@
+"""An answer to anybody's question from what a search found: a model's, with the passages that every sentence cites, and
+whether they bear it out; or, without a model, the sentences of the passages themselves, the best first."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from harness1.config import Config
+from harness1.data.indexing import Files
+from harness1.env.environment import SearchEnv, call_engine
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.single import Watch, play_one, question_task
+from harness1.errors import InfrastructureFault
+from harness1.eval.answers import NamedModel, write_prompt
+from harness1.http.model_endpoint import Completer, Messages, policy_endpoint, restore, strip_answer
+from harness1.memory.question import content_terms
+from harness1.memory.sentences import okapi, split
+from harness1.memory.working_memory import question_names
+from harness1.models.dialects import text_of
+from harness1.models.endings import has_ended
+from harness1.models.open import open_completer
+from harness1.records import Chunk, ChunkId, DocId, Episode, Record, Status, Task
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.runs.journal import Journal, read_line_records
+
+ASKED = "asked.jsonl"
+"""The answers in the folder of a run, one a line."""
+NOTHING = "The passages do not say"
+"""What a model is told to write where they do not."""
+HEADED = (".md", ".markdown", ".rst", ".txt", ".org")
+"""Files whose sections are named by lines that `_HEADING` finds."""
+_HEADING = re.compile(r"^(?:#{1,6}|\*{1,6})[ \t]+(\S.*)$|^(\S.*)\n(?:={3,}|-{3,}|~{3,}|\^{3,})$", re.MULTILINE)
+OnText = Callable[[str], None]
+"""Is called with all that a model has written so far."""
+LONGEST = 20_000  # characters of a reply that are read
+TOKENS, ANSWER_TOKENS = 1000, 300  # most of the passages for a model (characters / 4), and of its answer
+PROMPT = 400  # tokens of the instructions and a question
+QUOTED = 10  # sentences of an answer without a model
+SUPPORT = 0.5  # share of a sentence's words that what bears it out has
+
+
+class Passage(Record):
+    """A passage that a search found, which an answer cites by its number, from 1. `section`: the heading that it stands
+    below, if one is known."""
+
+    chunk_id: ChunkId
+    doc_id: DocId
+    title: str
+    text: str
+    section: str = ""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+    def section_at(self, place: int) -> str:
+        """Return the heading above a place in `shown`."""
+        return _heading(self.doc_id, self.shown[:place]) or self.section
+
+
+class Citation(Record):
+    """What a sentence rests on. `found`: whether the quoted words stand in the passage of that number, or, where the
+    model quoted none, whether a sentence of it bears the citing one out, which is then quoted. `given`: the model cited
+    it; otherwise it was looked for."""
+
+    passage: int
+    quote: str = ""
+    found: bool = False
+    section: str = ""
+    given: bool = True
+
+
+class Sentence(Record):
+    """A sentence of an answer without its citations."""
+
+    text: str
+    citations: tuple[Citation, ...] = ()
+
+
+class Answer(Record, kw_only=True):
+    """What was answered to a question, in the model's own words (`text`) and by sentences; without a model (`model` is
+    empty), the sentences of the passages, the best first. `sufficient`: a citation holds."""
+
+    question: str
+    model: str = ""
+    text: str = ""
+    sentences: tuple[Sentence, ...] = ()
+    passages: tuple[Passage, ...] = ()
+    finish_reason: str = ""
+    episode_id: str = ""
+
+    @property
+    def sufficient(self) -> bool:
+        return any(each.found for sentence in self.sentences for each in sentence.citations)
+
+    def as_json(self, files: Files = lambda _: None) -> dict[str, Any]:
+        """Return the answer as plain data, with the path of each passage that is in a file; null of another."""
+        made: dict[str, Any] = msgspec.to_builtins(self)
+        for passage, shown in zip(self.passages, made["passages"], strict=True):
+            shown["path"] = str(path) if (path := files(passage.doc_id)) else None
+        return made | {"sufficient": self.sufficient}
+
+    def __str__(self) -> str:
+        return "\n".join([self.text or self.question, *(line for line, _ in self.lines())])
+
+    def lines(self, files: Files = lambda _: None) -> Iterator[tuple[str, Path | None]]:
+        """Yield the sentences as lines, below each the passages that it cites and what is quoted of them; with the path
+        of a file where a line is that."""
+        for number, sentence in enumerate(self.sentences, 1):
+            yield f"{number:>3}  {sentence.text}", None
+            if not sentence.citations:
+                yield "     no passage bears it out", None
+            for each in sentence.citations:
+                if not 0 < each.passage <= len(self.passages):
+                    yield f"     [{each.passage}] there is no such passage", None
+                    continue
+                passage = self.passages[each.passage - 1]
+                section = f", section {_line(each.section)}" if each.section not in ("", passage.title) else ""
+                yield f"     [{each.passage}] {_line(passage.title or passage.doc_id)}{section}", None
+                yield str(file := files(passage.doc_id) or passage.doc_id), file if isinstance(file, Path) else None
+                if not each.quote:
+                    yield "     does not bear it out", None
+                elif each.quote != sentence.text:
+                    yield f'     "{_line(each.quote)}"{"" if each.found else " NOT FOUND there"}', None
+        if not self.sufficient:
+            yield "The passages do not suffice for an answer.", None
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _heading(doc_id: str, text: str) -> str:
+    if not doc_id.lower().endswith(HEADED):
+        return ""
+    found = [line or above for line, above in _HEADING.findall(text)]
+    return found[-1].strip(" \t#*") if found else ""
+
+
+async def find_passages(env: SearchEnv, episode: Episode, known: Answer | None = None) -> list[Passage]:
+    """Return what an episode found of the documents that it delivered, the best document first, and after that what an
+    earlier answer rests on. Raises InfrastructureFault: the index failed."""
+    found: dict[ChunkId, Passage] = {}
+    for place in episode.curated:
+        hits = env.state.memory.hits_of(place.unit_id)
+        chunks: Sequence[Chunk] = ()
+        if hits[-1].index and hits[0].doc_id.lower().endswith(HEADED):  # what stands before may have the heading
+            chunks = await call_engine(partial(env.retriever.read, hits[0].doc_id), env.world.machine)
+        for hit in hits:
+            section = _heading(hit.doc_id, "\n".join(chunk.text for chunk in chunks[: hit.index]))
+            text = unicodedata.normalize("NFC", hit.text)
+            found[hit.chunk_id] = Passage(hit.chunk_id, hit.doc_id, hit.title, text, section)
+    return list({**found, **{each.chunk_id: each for each in (known.passages if known else ())}}.values())
+
+
+def follow(question: str, known: Answer | None) -> str:
+    """Return a question that names what it is about: one without a name of its own is about what was cited before."""
+    if known is None or question_names(question):
+        return question
+    cited = [each.passage for sentence in known.sentences for each in sentence.citations if each.found]
+    titles = [known.passages[number - 1].title for number in dict.fromkeys(cited)]
+    return f"{question} ({'; '.join(titles[:2])})" if any(titles) else question
+
+
+class Spot(NamedTuple):
+    """A sentence of a passage, which has a `number`, and a `start` in what is shown of that; the section that it is in;
+    and the terms of all of them with the title."""
+
+    number: int
+    start: int
+    text: str
+    section: str
+    terms: list[str]
+
+    @property
+    def cited(self) -> Citation:
+        return Citation(self.number, self.text, True, self.section)
+
+
+def best_sentences(question: str, passages: Sequence[Passage]) -> list[Spot]:
+    """Return the sentences of passages that have words of a question, or whose titles have, the best first: by Okapi
+    BM25 with the title before each, the share of the words, and the order of the passages, which count alike."""
+    spots, asked = list[Spot](), content_terms(question)
+    for number, passage in enumerate(passages, 1):
+        end = len(passage.shown) - len(passage.text)
+        for text in split(passage.text):
+            start = passage.shown.index(text, end)
+            end = start + len(text)
+            if not _heading(passage.doc_id, text):
+                section = passage.section_at(start)
+                terms = content_terms(f"{passage.title} {section} {text}")
+                spots.append(Spot(number, start, text, section, terms))
+    shares = [len({*asked}.intersection(each.terms)) / len({*asked} or [0]) for each in spots]
+    scores = okapi([each.terms for each in spots], asked)
+    top = max(scores, default=0.0) or 1.0
+    values = [scores[at] / top + shares[at] - spots[at].number / len(passages) for at in range(len(spots))]
+    return [spots[at] for at in sorted(range(len(spots)), key=lambda at: -values[at]) if shares[at]]
+
+
+class Answerer(NamedTuple):
+    """Answers from the best sentences: a model, which is given at most `tokens` of them (characters / 4), or none."""
+
+    model: NamedModel | None = None
+    tokens: int = TOKENS
+
+    async def answer_episode(
+        self, env: SearchEnv, episode: Episode, known: Answer | None = None, on_text: OnText = lambda _: None
+    ) -> Answer:
+        """Return the answer to an episode's question from what it delivered, and from what an earlier one rests on."""
+        passages = await find_passages(env, episode, known)
+        return replace(await self.answer(episode.task.query, passages, on_text), episode_id=episode.episode_id)
+
+    async def answer(self, question: str, passages: Sequence[Passage], on_text: OnText = lambda _: None) -> Answer:
+        """Return an answer from passages, checked. `on_text`: called with all that the model has written so far, more
+        each time where its server streams. Raises as the model's endpoint does."""
+        spots = best_sentences(question, passages)
+        if self.model is None:
+            best = tuple(Sentence(spot.text, (spot.cited,)) for spot in spots[:QUOTED])
+            return Answer(question=question, sentences=best, passages=tuple(passages))
+        room, chosen = self.tokens, dict[int, list[Spot]]()
+        for spot in spots:
+            room -= approximate_tokens(spot.text)
+            if room < 0 and chosen:
+                break
+            chosen.setdefault(spot.number, []).append(spot)
+        numbers = sorted(chosen)
+        held, parts = tuple(passages[number - 1] for number in numbers), list[tuple[str, str]]()
+        for place, number in enumerate(numbers):
+            texts = [spot.text for spot in sorted(chosen[number], key=lambda spot: spot.start)]
+            parts.append((f"passage {place + 1}", "\n".join([held[place].title, *texts]).strip()))
+        text, ended = f"{NOTHING}.", ""
+        if held:
+            text, ended = await self._complete(write_prompt("cited", *parts, ("question", question)), on_text)
+        on_text(text)
+        made = Answer(question=question, model=self.model.name, text=text, passages=held, finish_reason=ended)
+        return replace(made, sentences=read_cited(text, held))
+
+    async def _complete(self, messages: Messages, on_text: OnText) -> tuple[str, str]:
+        def ended(message: dict[str, Any]) -> bool:
+            on_text(read(text_of(message.get("content"))))
+            return has_ended(message, ())
+
+        def read(said: str) -> str:
+            return restore(strip_answer(said))[:LONGEST]
+
+        completer = self.model.completer if self.model else None
+        if isinstance(completer, Completer):
+            completion = await completer.complete(messages, ended)
+        else:
+            completion = await completer.complete(messages)
+        return read(completion.text), completion.finish_reason
+
+
+def open_answerer(spec: str, config: Config, tokens: int = TOKENS, answer_tokens: int = ANSWER_TOKENS) -> Answerer:
+    """Open `openai:MODEL@URL`, with the key of `machine.model`, or a model of this machine, such as `hf:MODEL`; empty:
+    none. Raises as `open_completer`."""
+    if not spec:
+        return Answerer()
+    env = replace(config.env, context_window=2 * tokens + answer_tokens + PROMPT)
+    completer = open_completer(spec, replace(config, env=env), answer_tokens, policy_endpoint)
+    return Answerer(NamedModel(spec, completer), tokens)
+
+
+def ask(
+    question: str,
+    setup: EpisodeSetup,
+    answerer: Answerer,
+    out: Path | None,
+    known: Answer | bool | None = None,
+    *,
+    watch: Watch = lambda _: nullcontext(),
+    on_text: OnText = lambda _: None,
+    on_torn: Callable[[Path, int], None] = lambda out, torn: None,
+) -> tuple[Answer, Path]:
+    """Search, answer, and keep both in a run folder, which is returned; raise as `play_one`, and InfrastructureFault if
+    the search is invalid. `known`: the answer that this question follows; True: the last one in the folder."""
+
+    def earlier(folder: Path) -> Answer | None:
+        return next(reversed(answers_in(folder)), None) if known is True else known or None
+
+    def task_in(folder: Path) -> Task:
+        return question_task(follow(question, earlier(folder)))
+
+    episode, env, out = play_one(task_in, setup, out, watch=watch, on_torn=on_torn)
+    if episode.status is Status.INFRA_ERROR:
+        raise InfrastructureFault(f"the search is invalid: {episode.error}")
+    answer = asyncio.run(answerer.answer_episode(env, episode, earlier(out), on_text))
+    with Journal(out, ASKED) as journal:
+        journal.write(msgspec.json.encode(answer))
+    return answer, out
+
+
+def answers_in(folder: Path) -> list[Answer]:
+    """Return the answers kept in a run folder; raise SchemaError if a line is none."""
+    path = folder / ASKED
+    return list(read_line_records(path, Answer, "an answer")) if path.is_file() else []
+
+
+_NUMBERS = r"(?:passages?\s+)?(\d{1,4}(?:\s*,\s*\d{1,4})*)"
+_WORDS = r"""(?:[:,]?\s*["“«'‘](.{1,2000}?)["”»'’]\s*|:\s*([^\]\n]{1,2000}))?"""
+_CITED = re.compile(rf"\[{_NUMBERS}\s*{_WORDS}\]", re.IGNORECASE | re.DOTALL)
+"""What `answers.toml` asks for, `[2: "words"]`, and what models write instead: `[1]`, `[1, 2]`, `[1: words]`."""
+_QUOTED = re.compile(r"[\"“«]([^\"“”«»]{8,500})[\"”»]\W*\Z")
+_MARK, _LAST = 0xF0000, 0xFFFFD  # private characters, which stand for citations while sentences are cut
+_MARKS = f"[{chr(_MARK)}-{chr(_LAST)}]"
+_LATE = re.compile(rf"([.!?。！？][\"'”’)]*)({_MARKS}+)")
+_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")
+
+
+def read_cited(said: str, passages: Sequence[Passage]) -> tuple[Sentence, ...]:
+    """Read an answer: its sentences, and what they cite, checked. For a sentence that cites nothing, the passage that
+    bears it out is looked for."""
+    if said.casefold().startswith(NOTHING.casefold()):
+        return ()
+    marks = list[re.Match[str]]()
+
+    def keep(found: re.Match[str]) -> str:
+        marks.append(found)
+        return chr(_MARK + len(marks) - 1)
+
+    held = re.sub(rf"\s+({_MARKS})", r"\1", _CITED.sub(keep, re.sub(_MARKS, "", said)))
+    held = _LATE.sub(r"\2\1", held)
+    sentences = list[Sentence]()
+    for piece in split(held):
+        text = _BULLET.sub("", re.sub(_MARKS, "", piece)).strip()
+        cited = list[Citation]()
+        for found in (marks[ord(mark) - _MARK] for mark in re.findall(_MARKS, piece)):
+            quoted = _QUOTED.search(text)
+            quote = found[2] or found[3] or (quoted[1] if quoted else "")
+            cited += [_check(int(number), quote, text, passages) for number in re.findall(r"\d+", found[1])]
+        if not cited and (borne := _bearing(text, passages)):
+            cited = [replace(borne, given=False)]
+        if any(map(str.isalnum, text)):
+            sentences.append(Sentence(text, tuple(cited)))
+    return tuple(sentences)
+
+
+def _check(number: int, quote: str, sentence: str, passages: Sequence[Passage]) -> Citation:
+    if not 0 < number <= len(passages):
+        return Citation(number, quote)
+    passage = passages[number - 1]
+    if quote:
+        start = find_quote(quote, passage.shown)
+        return Citation(number, quote, start is not None, passage.section_at(start or 0))
+    borne = _bearing(sentence, [passage])
+    return replace(borne, passage=number) if borne else Citation(number)
+
+
+def _bearing(sentence: str, passages: Sequence[Passage]) -> Citation | None:
+    """Return the sentence of passages that has most words of another, if that is enough, and all of its numbers."""
+    wanted = set(content_terms(sentence))
+    figures = {term for term in wanted if any(map(str.isdigit, term))}
+    spots = [spot for spot in best_sentences(sentence, passages) if figures.issubset(spot.terms)]
+    best = max(spots, key=lambda spot: len(wanted.intersection(spot.terms)), default=None)
+    return best.cited if best and len(wanted.intersection(best.terms)) >= SUPPORT * len(wanted) else None
+
+
+_ALIKE = str.maketrans("‘’‛`´“”„«»‹›–—−‐", "'''''\"\"\"\"\"<>----")
+_GAP = "..."
+
+
+@lru_cache(maxsize=256)
+def _plain(text: str) -> tuple[str, list[int]]:
+    """Return what is compared of a text, and the place of each of its characters: letters in one form and case, simple
+    quotes and hyphens, without white space and invisible characters."""
+    found = [
+        (letter, place)
+        for place, whole in enumerate(unicodedata.normalize("NFC", text))
+        for letter in unicodedata.normalize("NFKC", whole).casefold().translate(_ALIKE)
+        if not letter.isspace() and unicodedata.category(letter) != "Cf"
+    ]
+    return restore("".join(letter for letter, _ in found)), [place for _, place in found]
+
+
+def find_quote(quote: str, text: str) -> int | None:
+    """Return where a quotation begins in a text (in NFC), whatever the forms of its letters, quotes and blanks; what
+    stands around `...` follows one another. None if it does not stand there."""
+    plain, places = _plain(text)
+    begin, at = None, 0
+    for part in filter(None, (part.strip(".,;:") for part in _plain(quote)[0].split(_GAP))):
+        if (found := plain.find(part, at)) < 0:
+            return None
+        begin, at = places[found] if begin is None else begin, found + len(part)
+    return begin
