@@ -25,7 +25,7 @@ from harness1.eval.answer_run import METRICS, AnswerRun, open_answers
 from harness1.eval.answers import CONDITIONS
 from harness1.eval.evaluate import Evaluation, rescore
 from harness1.eval.metrics import fault_count
-from harness1.eval.run import read_run
+from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import probability
 from harness1.models.spec import is_model
 from harness1.policy.registry import check_policy
@@ -168,7 +168,8 @@ def answer(
     Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1"""
     machine = resolve(config, overrides).machine
     limits = {"limit": limit, "single_size": single_size, "documents": documents, "tokens": tokens}
-    found = read_run(run, dataset)
+    played = Run.open(run)
+    found = read_run(run, dataset) if played.split else played  # somebody asked the questions of a search
     answering = open_answers(found, out, machine, answerer, judge, conditions, answer_tokens, index, **limits)
     if force:
         answering.clear()
@@ -199,6 +200,8 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     if rows:
         heads = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
         print_table(heads, rows, range(2, 6))
+    for each in summary.get("asked", ()):
+        put(f"{each['question']}\n  {each['condition']}: {each['answer']}")
     by_condition = summary["conditions"].values()
     counts = {
         "missing answers": summary["missing"],

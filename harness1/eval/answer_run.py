@@ -87,7 +87,7 @@ def _sort(answered: Sequence[answers.Answered]) -> list[answers.Answered]:
 
 
 def _scores_of(each: answers.Answered) -> dict[str, float]:
-    if each.answer is None:
+    if each.answer is None or not each.question.golds:
         return {}
     text, golds = each.text, each.question.golds
     verdict = None if each.verdict is None else answers.read_verdict(each.verdict.text)
@@ -235,6 +235,9 @@ class AnswerRun:
                 **self.counts,
                 **summarise_answers(answered, statistics.RESAMPLES),
             }
+            if not self.run.split:  # its questions have no right answers, so that the answers themselves are the result
+                asked = [(each.question.query, each.condition, each.text) for each in _sort(answered) if each.answer]
+                summary["asked"] = [{"question": one, "condition": how, "answer": text} for one, how, text in asked]
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)
         missing = {name: summary[name] for name in ("missing", "missing_verdicts")}

@@ -145,3 +145,17 @@ def test_an_interrupt_loses_no_answer(harness1: Command, run_folder: Path, tmp_p
         assert len(reader.bodies) - before == 3 * TASKS - kept
     assert json.loads(done.out)["missing"] == 0
     assert len(path.read_bytes().splitlines()) == 3 * TASKS
+
+
+def test_the_questions_of_searches_are_answered_without_scores(harness1: Command, run_folder: Path) -> None:
+    harness1("eval", WORLD, "--limit", "1", "--cache", "cache", "--out", "other")
+    index = next(iter((Path.cwd() / "cache").iterdir()))
+    for question in ("Who founded it?", "Where is it?"):
+        harness1("search", question, "--index", str(index), "--out", "asked", "--json")
+    with model(lambda *_: (200, "Somebody")) as reader:
+        ended = harness1("answer", "asked", "--answerer", f"openai:reader@{reader.url}", "--out", "answers")
+        assert len(reader.bodies) == 6
+    assert ended.code == 0, ended.err
+    assert ended.out.count("curated: Somebody") == 2
+    assert "Where is it?\n  closed: Somebody" in ended.out
+    assert json.loads(Path("answers", SUMMARY).read_text())["conditions"]["curated"]["f1"]["mean"] is None
