@@ -88,8 +88,8 @@ def environment() -> Environment:
 LEVEL = 9
 STYLES = ("style.css", "parts.css", "print.css")
 _MODULES = (
-    "dom data route fold documents list runs pairs context result memory chain reward strip delivered episode beside"
-    " curves training session recipe keys live main"
+    "dom data route fold documents list runs pairs context result memory chain reward strip delivered answer episode"
+    " beside curves training session recipe keys live main"
 )
 SCRIPTS = tuple(f"{name}.js" for name in _MODULES.split())  # scripts in the order of their imports
 _IMPORT = re.compile(r"^import [^;]*;\n", re.M)

@@ -70,7 +70,7 @@ def make_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
         return Made(episode.key, row(None), measured=metrics)
     view = EpisodeView(episode, run.config.env, gold, run.tokenizer, run.titles)
     try:
-        data = view.as_json(reward)
+        data = view.as_json(reward) | {"answers": run.answers_to(episode)}
     except SchemaError as error:
         return Made(episode.key, row(str(error)), measured=metrics)
     # Old records lack token counts and get those of the replay.

@@ -16,6 +16,7 @@ import msgspec
 from harness1.config import Config
 from harness1.env.pieces import static_piece
 from harness1.errors import UsageError
+from harness1.eval.cited import answers_in
 from harness1.eval.compare import correct_p_values, differences_of
 from harness1.eval.metrics import HEADLINE, failure_class, task_metrics
 from harness1.eval.outputs import outcome_if_known
@@ -116,6 +117,10 @@ class RunSource(Run):
             "notes": self.notes,
             "metrics": {name: metrics[name] for name in HEADLINE if isinstance(metrics.get(name), dict)},
         }
+
+    def answers_to(self, episode: Episode) -> list[dict[str, Any]]:
+        """Return what `harness1 ask` answered from an episode."""
+        return [each.as_json() for each in answers_in(self.folder) if each.episode_id == episode.episode_id]
 
     def shared(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """Return the data that its episodes share: texts by the key of their segment, and the tools."""

@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import open_run, question_task
+from harness1.eval.cited import ASKED, Answer, Citation, Passage, Sentence
 from harness1.policy.policy import Policy
 from harness1.policy.wrappers import StudentFormatPolicy
-from harness1.records import Chunk, Episode, Task, ToolCall
+from harness1.records import Chunk, ChunkId, DocId, Episode, Task, ToolCall
 from harness1.reward import score
 from harness1.runs.files import Stage
 from harness1.runs.folder import public_config
-from harness1.runs.journal import EpisodeStore
-from harness1.viewer.tables import Parts, Passage
+from harness1.runs.journal import EpisodeStore, Journal
+from harness1.viewer.tables import Parts
+from harness1.viewer.tables import Passage as Shown
 from tests.eval.run_folders import write_beir
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search
 from tests.vocabularies import chat_format, vocabulary
@@ -45,7 +48,7 @@ def script(*actions: ToolCall | Sequence[ToolCall] | str) -> Script:
     return Script(*(actions or ACTIONS))
 
 
-def joined(parts: str | Parts, passages: Sequence[Passage]) -> str:
+def joined(parts: str | Parts, passages: Sequence[Shown]) -> str:
     """Put a text together as the page does."""
     if isinstance(parts, str):
         return parts
@@ -136,6 +139,17 @@ def write_training(folder: Path, steps: int = 30, better: float = 0.0) -> Path:
             lines.append({"step": step, "held_out/reward": 1.1 + better + step / steps})
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def write_answer(folder: Path, episode: Episode) -> Answer:
+    """An answer from an episode: one sentence that holds, one that does not, and hostile text in all of it."""
+    passage = Passage(ChunkId("evil"), DocId("evil"), f"Evil {HOSTILE}", f"Byron died there. {HOSTILE}")
+    held = Sentence(f"He died. {HOSTILE}", (Citation(1, "Byron died there.", True), Citation(1, HOSTILE), Citation(9)))
+    more = {"passages": (passage,), "episode_id": episode.episode_id}
+    answer = Answer(question=QUESTION, model="m", text=HOSTILE, sentences=(held, Sentence("It rained.")), **more)
+    with Journal(folder, ASKED) as journal:
+        journal.write(msgspec.json.encode(answer))
+    return answer
 
 
 def write_searches(folder: Path, *queries: str) -> list[Episode]:

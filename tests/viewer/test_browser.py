@@ -53,7 +53,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_view([folder / "spoken"], folder / "spoken.html", workers=1)
     recording = write_recording(folder / "agent", folder / "qwen", save_student(folder / "qwen"))
     write_view([recording], folder / "agent.html", workers=1)
-    making.write_searches(folder / "asked", "Who was the poet?", making.QUESTION)
+    searched, _ = making.write_searches(folder / "asked", "Who was the poet?", making.QUESTION)
+    making.write_answer(folder / "asked", searched)
     write_view([folder / "asked"], folder / "asked.html", workers=1)
     return folder
 
@@ -137,6 +138,25 @@ def test_a_search_opens_at_its_latest_question_with_what_was_delivered_first(ope
     page.wait_for_selector("h1:has-text('poet')")
     page.click("#nav a")
     page.wait_for_selector(".list")
+
+
+def test_an_answer_stands_above_what_was_delivered_and_marks_what_is_not_found(opened: Open) -> None:
+    page = opened(name="asked.html")
+    page.keyboard.press("g")
+    page.wait_for_selector(".list")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".answer")
+    answer = page.locator(".episode > :nth-child(2)")
+    assert answer.locator("h3").inner_text() == "Answer of m"
+    said = answer.inner_text()
+    for part in (making.HOSTILE[:40], "not found in the passage", "no passage 9", "No passage bears it out"):
+        assert part in said
+    assert answer.locator("q").first.inner_text() == "Byron died there."
+    answer.locator("summary").first.click()
+    assert "Byron died there." in answer.locator("pre").first.inner_text()
+    assert no_sideways(page)
+    assert barriers(page) == []
 
 
 def test_where_nothing_is_scored_no_word_is_about_scores(opened: Open) -> None:

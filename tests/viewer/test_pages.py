@@ -85,6 +85,15 @@ def test_texts_and_names_of_folders_are_only_text(folder: Path, tmp_path: Path) 
     assert (page["runs"][0]["name"], "<b>" in page["text"]) == ("<b>run&", False)
 
 
+def test_an_answer_lies_beside_its_search_and_is_only_text(tmp_path: Path) -> None:
+    first, _ = making.write_searches(tmp_path / "asked", making.QUESTION, "Who was the poet?")
+    answer = making.write_answer(tmp_path / "asked", first)
+    _, page = written(tmp_path / "asked")
+    assert page["tags"]["e0"]["answers"] == [json.loads(json.dumps(answer.as_json()))]
+    assert page["tags"]["e1"]["answers"] == []
+    assert "<img" not in page["text"]
+
+
 def test_what_has_no_room_or_was_not_asked_for_is_left_out_and_keeps_its_row(folder: Path) -> None:
     whole, _ = written(folder)
     done, page = written(folder, max_bytes=whole.size - 1)

@@ -1,5 +1,6 @@
 // One episode: its head, the strip of turns, and one turn with the state behind it.
 
+import { answersView } from "./answer.js";
 import { chainView } from "./chain.js";
 import { contextView } from "./context.js";
 import { anyGold, commandFor, index, siblings } from "./data.js";
@@ -18,7 +19,7 @@ const SIGNS = { good: "✓", half: "–", lost: "○" };
 
 /** The page of an episode at a turn; `go` is called with another turn. */
 export function episodeView(episode, place, go) {
-  return h("div", { class: "episode" }, headView(episode), episode.card.asked ? deliveredPassages(episode) : null, stripView(episode, place, go), besideLinks(episode.row),
+  return h("div", { class: "episode" }, headView(episode), answersView(episode), episode.card.asked ? deliveredPassages(episode) : null, stripView(episode, place, go), besideLinks(episode.row),
     h("div", { class: "columns" }, turnView(episode, place), sideView(episode, place, go)),
     h("div", { class: "below" }, belowView(episode, place, go)));
 }
@@ -99,7 +100,7 @@ export function absentView(row) {
 export function printView(episode) {
   const last = episode.turns.length - 1;
   const pages = episode.turns.map((_, place) => turnView(episode, place));
-  const printed = h("div", { class: "episode printed" }, headView(episode), episode.card.asked ? deliveredPassages(episode) : null, stripView(episode, -1, () => {}), sideView(episode, last, () => {}), pages, belowView(episode, last, () => {}));
+  const printed = h("div", { class: "episode printed" }, headView(episode), answersView(episode), episode.card.asked ? deliveredPassages(episode) : null, stripView(episode, -1, () => {}), sideView(episode, last, () => {}), pages, belowView(episode, last, () => {}));
   unfold(printed);
   return printed;
 }
