@@ -18,9 +18,14 @@ import msgspec
 from harness1.adapters.driven import Searches, StepReply, read_text
 from harness1.config import Config, Env
 from harness1.data.indexing import Files
+from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
+from harness1.episodes.single import question_task
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.eval.cited import Answerer
 from harness1.models.dialects import fit_arguments
-from harness1.records import DocId, ToolCall
+from harness1.policy.registry import open_policy
+from harness1.records import DocId, Status, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tools.registry import Toolbox
 
@@ -38,6 +43,7 @@ except ImportError as error:  # also of an older version, which other packages b
 NAME = "harness1"
 SEARCH = "search"
 START = "start_search"
+ASK = "ask"
 INSTRUCTIONS = (
     "Find the documents that answer a question. Begin with start_search; pass the name that it returns as `search` to"
     " all other tools. Search, follow the leads that are offered, curate the documents that matter, and finish with"
@@ -50,10 +56,13 @@ SNIPPET = 2000
 """Characters of a hit of `search`."""
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[types.CallToolResult]]
+Ask = Callable[[object], Awaitable[types.CallToolResult]]
+"""Answers a question."""
 
 
-def search_server(searches: Searches, env: Env) -> Server[Any]:
-    """Return a server whose tools are those of an environment, each with the name of a search as one more argument."""
+def search_server(searches: Searches, env: Env, ask: Ask | None = None) -> Server[Any]:
+    """Return a server whose tools are those of an environment, each with the name of a search as one more argument;
+    with `ask`, also that."""
 
     async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         if name == START:
@@ -72,10 +81,12 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
         schema["properties"] = {SEARCH: named, **schema.get("properties", {})}
         schema["required"] = [SEARCH, *schema.get("required", ())]
         tools.append(types.Tool(name=spec.name, description=spec.description, input_schema=schema))
-    return _server(tools, call, INSTRUCTIONS)
+    return _server(tools, call, INSTRUCTIONS, ask)
 
 
-def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda _: None) -> Server[Any]:
+def retrieval_server(
+    retriever: Retriever, config: Config, files: Files = lambda _: None, ask: Ask | None = None
+) -> Server[Any]:
     """Return a server with `search(query)` and `get_document(docid)`, which answer in JSON as those of BrowseComp-Plus
     do, so that other agents can use an index. A hit of a document that is a file has its path, too."""
     deadline = config.machine.call_deadline_s
@@ -102,7 +113,22 @@ def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda
 
     told = f"Search the corpus. Returns the {HITS} best documents with docid, score and snippet."
     read = _tool("get_document", "Return the full text of a document by its docid.", "docid")
-    return _server([_tool("search", told, "query"), read], call, "Search a corpus and read its documents.")
+    return _server([_tool("search", told, "query"), read], call, "Search a corpus and read its documents.", ask)
+
+
+def asking(open_env: Callable[[], SearchEnv], answerer: Answerer, files: Files = lambda _: None) -> Ask:
+    """Return what answers a question by a search of the scripted policy and a model."""
+
+    async def ask(question: object) -> types.CallToolResult:
+        env, task = open_env(), question_task(read_text(question, "question"))
+        episode = await rollout(env, open_policy("scripted"), task)
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(f"the search is invalid: {episode.error}")
+        answer = await answerer.answer_episode(env, episode)
+        text = "\n".join([answer.text, "", *(line for line, _ in answer.lines(files))])
+        return _text(text, structured=answer.as_json(files))
+
+    return ask
 
 
 def name_of(given: object) -> str:
@@ -115,7 +141,10 @@ def _tool(name: str, description: str, argument: str) -> types.Tool:
     return types.Tool(name=name, description=description, input_schema=schema)
 
 
-def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[Any]:
+def _server(tools: list[types.Tool], call: Call, instructions: str, ask: Ask | None) -> Server[Any]:
+    if ask is not None:
+        told = "Answer a question from the corpus, every sentence with the passages that it cites, which are checked."
+        tools = [*tools, _tool(ASK, told, "question")]
     names = [tool.name for tool in tools]
 
     async def on_list(_: object, __: object) -> Any:
@@ -126,6 +155,8 @@ def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[An
             there = f"there is no tool {asked.name[:40]!r}; there are {', '.join(names)}"
             raise MCPError(types.INVALID_PARAMS, there)
         try:
+            if asked.name == ASK and ask is not None:
+                return await ask((asked.arguments or {}).get("question"))
             return await call(asked.name, asked.arguments or {})
         except (UsageError, InfrastructureFault) as error:
             return _text(str(error), is_error=True)

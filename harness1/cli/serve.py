@@ -145,6 +145,7 @@ def mcp(
     index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
     http: Annotated[bool, Option("--http", help="Serve streamable HTTP at /mcp instead of standard input.")] = False,
     retrieval_only: Annotated[bool, Option("--retrieval-only", help="Offer search and get_document alone.")] = False,
+    answerer: Annotated[str, Option(help="Also offer `ask`: this model answers.", metavar="openai:MODEL@URL")] = "",
     record: Annotated[Path | None, Option(help="The run folder that records the searches.", metavar="RUN")] = None,
     searches: Annotated[int, Option(help="Searches open at once; the least recently used is closed.", min=1)] = 256,
     idle: Annotated[float, Option(help="Seconds after which an unused search is closed.", min=1.0)] = 1800.0,
@@ -160,9 +161,11 @@ def mcp(
 
     Example: harness1 serve mcp --index wiki.index"""
     from harness1.adapters.driven import Searches, append_only
-    from harness1.adapters.mcp import retrieval_server, search_server, serve_http, serve_stdio
+    from harness1.adapters.mcp import asking, retrieval_server, search_server, serve_http, serve_stdio
+    from harness1.eval.cited import open_answerer
 
-    settings = append_only(resolve(config, overrides))
+    settings = append_only(given := resolve(config, overrides))
+    model = open_answerer(answerer, given) if answerer else None
     if retrieval_only and record is not None:
         raise UsageError("--retrieval-only plays no searches that --record could keep")
     access = None
@@ -177,10 +180,11 @@ def mcp(
         # A client over standard input runs on this machine, and can open what it finds.
         files: Files = files_of(index) if access is None else lambda _: None
         found = Searches(open_env, "mcp", keep, searches, idle, files)
+        ask = asking(open_env, model, files) if model else None
         if retrieval_only:
-            server = retrieval_server(open_env().retriever, settings, files)
+            server = retrieval_server(open_env().retriever, settings, files, ask)
         else:
-            server = search_server(found, settings.env)
+            server = search_server(found, settings.env, ask)
         if access is None:
             serve_stdio(server, found.close)
         else:

@@ -17,17 +17,21 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import INVALID_PARAMS, CallToolResult
 
 from harness1.adapters.driven import DrivenPolicy, Searches, StepReply, append_only, newest_observation
-from harness1.adapters.mcp import retrieval_server, search_server
+from harness1.adapters.mcp import asking, retrieval_server, search_server
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
+from harness1.eval.answers import NamedModel
+from harness1.eval.cited import Answerer
+from harness1.http.model_endpoint import Completer
 from harness1.policy.policy import Decision
 from harness1.records import DocId, Episode, Task, ToolCall
 from harness1.runs.journal import read_episodes
 from harness1.tools.registry import Toolbox
 from tests.adapters.peers import harness1
+from tests.eval.test_answers import Server as ModelServer
 from tests.support import CORPUS, END, Script, WordRetriever, command_process, curate, make_env, run, search
 from tests.support import chunk as chunk_of
 
@@ -300,6 +304,26 @@ def test_retrieval_alone_searches_and_reads_in_the_shape_of_browsecomp_plus() ->
             down = await client.call_tool("search", {"query": "Lord Byron"})
             assert down.is_error
             assert "down" in text(down)
+
+    run(plays())
+
+
+def test_a_model_answers_a_question_with_the_passages_that_it_cites() -> None:
+    said = 'Ada Lovelace was the daughter of Lord Byron [1: "Lord Byron"]. It rained [1: "rain \x1b"].'
+    model = NamedModel("m", Completer(ModelServer(lambda *_: said), "m", 50))
+    retriever = WordRetriever(CORPUS)
+    ask = asking(lambda: make_env(SETTINGS.env, retriever=retriever), Answerer(model, 500), lambda doc: Path("/n", doc))
+
+    async def plays() -> None:
+        async with Client(retrieval_server(retriever, Config(), ask=ask)) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools][-1] == "ask"
+            answer = await client.call_tool("ask", {"question": QUESTION})
+            assert text(answer).startswith(said)
+            assert '"rain \x1b" NOT FOUND there' in text(answer)
+            assert told(answer)["passages"][0]["path"].startswith("/n/")
+            assert (await client.call_tool("ask", {"question": ""})).is_error
+        async with Client(retrieval_server(retriever, Config())) as client:
+            assert "ask" not in [tool.name for tool in (await client.list_tools()).tools]
 
     run(plays())
 
