@@ -20,7 +20,7 @@ from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, call_engine
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import Watch, play_one, question_task
-from harness1.errors import InfrastructureFault
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.answers import NamedModel, write_prompt
 from harness1.http.model_endpoint import Completer, Messages, policy_endpoint, restore, strip_answer
 from harness1.memory.question import content_terms
@@ -286,7 +286,9 @@ def ask(
     the search is invalid. `known`: the answer that this question follows; True: the last one in the folder."""
 
     def earlier(folder: Path) -> Answer | None:
-        return next(reversed(answers_in(folder)), None) if known is True else known or None
+        if known is True and not answers_in(folder):
+            raise UsageError(f"{folder} holds no answer to follow: ask a first question without --follow")
+        return answers_in(folder)[-1] if known is True else known or None
 
     def task_in(folder: Path) -> Task:
         return question_task(follow(question, earlier(folder)))

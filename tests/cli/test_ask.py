@@ -95,6 +95,7 @@ def test_python_asks_too_and_an_answer_shows_itself(home: Path) -> None:
 
 
 def test_what_cannot_be_asked_is_one_line(harness1: Command, home: Path) -> None:
-    for arguments, said in ((["", "--answerer", "x"], "empty"), (["q", "--answerer", "gpt"], "names no model")):
+    wrong = [(["", "--answerer", "x"], "empty"), (["q", "--answerer", "gpt"], "names no model")]
+    for arguments, said in (*wrong, (["q", "--follow", "--out", "new"], "no answer to follow")):
         ended = harness1("ask", *arguments, "--index", "index")
         assert (ended.code, said in ended.err, ended.err.count("\n")) == (2, True, 1)
