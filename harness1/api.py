@@ -34,7 +34,7 @@ from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import ConfigError, UsageError
-from harness1.eval.cited import Answer, open_answerer
+from harness1.eval.cited import TOKENS, Answer, open_answerer
 from harness1.eval.cited import ask as answer_question
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.outputs import RecordedRun, load_run
@@ -203,6 +203,7 @@ def ask(
     env: Env | None = None,
     policy: str = "scripted",
     follow: Answer | None = None,
+    tokens: int = TOKENS,
     out: str | Path | None = None,
 ) -> Answer:
     """Search an index for a question, and return a model's answer: its `text`, its `sentences` with their citations,
@@ -213,6 +214,7 @@ def ask(
         answerer: `openai:MODEL@URL` or a model of this machine, such as `hf:MODEL`; empty: none, and the best sentences
             of the passages are the answer.
         follow: an earlier answer, whose passages are known.
+        tokens: most of the passages for the model (characters / 4); more may be better where prompts are read fast.
         out: the run folder; None: a new temporary one.
 
     Raises:
@@ -220,7 +222,7 @@ def ask(
         InfrastructureFault: the index or the model's server failed.
     """
     config = (env or Env()).config
-    model = open_answerer(answerer, config)
+    model = open_answerer(answerer, config, tokens)
     folder, setup = Path(out or tempfile.mkdtemp(prefix="harness1-")), EpisodeSetup(config, str(index), policy)
     return _outside_loop(lambda: answer_question(question, setup, model, folder, follow))[0]
 

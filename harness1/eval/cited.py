@@ -9,13 +9,14 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from harness1.config import Config
+from harness1.data.formats import FORMATS
 from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, call_engine
 from harness1.episodes.jobs import EpisodeSetup
@@ -37,21 +38,20 @@ ASKED = "asked.jsonl"
 """The answers in the folder of a run, one a line."""
 NOTHING = "The passages do not say"
 """What a model is told to write where they do not."""
-HEADED = (".md", ".markdown", ".rst", ".txt", ".org")
-"""Files whose sections are named by lines that `_HEADING` finds."""
-_HEADING = re.compile(r"^(?:#{1,6}|\*{1,6})[ \t]+(\S.*)$|^(\S.*)\n(?:={3,}|-{3,}|~{3,}|\^{3,})$", re.MULTILINE)
+_ANCHOR = re.compile(r"(\w+)=(.+?)(?:\.\d+)?")
+"""Ends the id of a chunk that is a page, a slide, a sheet or a message."""
 OnText = Callable[[str], None]
 """Is called with all that a model has written so far."""
 LONGEST = 20_000  # characters of a reply that are read
-TOKENS, ANSWER_TOKENS = 1000, 300  # most of the passages for a model (characters / 4), and of its answer
-PROMPT = 400  # tokens of the instructions and a question
+TOKENS, ANSWER_TOKENS = 400, 300  # most of the passages for a model (characters / 4), and of its answer
+WINDOW = 8192  # tokens that a model of this machine is opened with at most, unless more passages are wanted
 QUOTED = 10  # sentences of an answer without a model
 SUPPORT = 0.5  # share of a sentence's words that what bears it out has
 
 
 class Passage(Record):
     """A passage that a search found, which an answer cites by its number, from 1. `section`: the heading that it stands
-    below, if one is known."""
+    below, or its page, slide or sheet, if known."""
 
     chunk_id: ChunkId
     doc_id: DocId
@@ -125,7 +125,7 @@ class Answer(Record, kw_only=True):
                     yield f"     [{each.passage}] there is no such passage", None
                     continue
                 passage = self.passages[each.passage - 1]
-                section = f", section {_line(each.section)}" if each.section not in ("", passage.title) else ""
+                section = f" › {_line(each.section)}" if each.section not in ("", passage.title) else ""
                 yield f"     [{each.passage}] {_line(passage.title or passage.doc_id)}{section}", None
                 yield str(file := files(passage.doc_id) or passage.doc_id), file if isinstance(file, Path) else None
                 if not each.quote:
@@ -141,10 +141,10 @@ def _line(text: str) -> str:
 
 
 def _heading(doc_id: str, text: str) -> str:
-    if not doc_id.lower().endswith(HEADED):
-        return ""
-    found = [line or above for line, above in _HEADING.findall(text)]
-    return found[-1].strip(" \t#*") if found else ""
+    """Return the last heading in a text, for files whose headings are known by their form."""
+    form = FORMATS.get(PurePath(doc_id).suffix.lower())
+    found = [each[1] for each in form.title.finditer(text)] if form and form.title else []
+    return found[-1].strip(" \t#") if found else ""
 
 
 async def find_passages(env: SearchEnv, episode: Episode, known: Answer | None = None) -> list[Passage]:
@@ -154,10 +154,12 @@ async def find_passages(env: SearchEnv, episode: Episode, known: Answer | None =
     for place in episode.curated:
         hits = env.state.memory.hits_of(place.unit_id)
         chunks: Sequence[Chunk] = ()
-        if hits[-1].index and hits[0].doc_id.lower().endswith(HEADED):  # what stands before may have the heading
+        if hits[-1].index and not _ANCHOR.search(hits[-1].chunk_id):  # the heading may stand before it
             chunks = await call_engine(partial(env.retriever.read, hits[0].doc_id), env.world.machine)
         for hit in hits:
-            section = _heading(hit.doc_id, "\n".join(chunk.text for chunk in chunks[: hit.index]))
+            anchor = _ANCHOR.fullmatch(hit.chunk_id.removeprefix(f"{hit.doc_id}#"))
+            above = "\n".join(chunk.text for chunk in chunks[: hit.index])
+            section = f"{anchor[1]} {anchor[2]}" if anchor else _heading(hit.doc_id, above)
             text = unicodedata.normalize("NFC", hit.text)
             found[hit.chunk_id] = Passage(hit.chunk_id, hit.doc_id, hit.title, text, section)
     return list({**found, **{each.chunk_id: each for each in (known.passages if known else ())}}.values())
@@ -196,7 +198,7 @@ def best_sentences(question: str, passages: Sequence[Passage]) -> list[Spot]:
         for text in split(passage.text):
             start = passage.shown.index(text, end)
             end = start + len(text)
-            if not _heading(passage.doc_id, text):
+            if any(map(str.isalnum, text)) and not _heading(passage.doc_id, text):
                 section = passage.section_at(start)
                 terms = content_terms(f"{passage.title} {section} {text}")
                 spots.append(Spot(number, start, text, section, terms))
@@ -240,25 +242,25 @@ class Answerer(NamedTuple):
             parts.append((f"passage {place + 1}", "\n".join([held[place].title, *texts]).strip()))
         text, ended = f"{NOTHING}.", ""
         if held:
-            text, ended = await self._complete(write_prompt("cited", *parts, ("question", question)), on_text)
+            text, ended = await _complete(self.model, write_prompt("cited", *parts, ("question", question)), on_text)
         on_text(text)
         made = Answer(question=question, model=self.model.name, text=text, passages=held, finish_reason=ended)
         return replace(made, sentences=read_cited(text, held))
 
-    async def _complete(self, messages: Messages, on_text: OnText) -> tuple[str, str]:
-        def ended(message: dict[str, Any]) -> bool:
-            on_text(read(text_of(message.get("content"))))
-            return has_ended(message, ())
 
-        def read(said: str) -> str:
-            return restore(strip_answer(said))[:LONGEST]
+async def _complete(model: NamedModel, messages: Messages, on_text: OnText) -> tuple[str, str]:
+    def ended(message: dict[str, Any]) -> bool:
+        on_text(read(text_of(message.get("content"))))
+        return has_ended(message, ())
 
-        completer = self.model.completer if self.model else None
-        if isinstance(completer, Completer):
-            completion = await completer.complete(messages, ended)
-        else:
-            completion = await completer.complete(messages)
-        return read(completion.text), completion.finish_reason
+    def read(said: str) -> str:
+        return restore(strip_answer(said))[:LONGEST]
+
+    if isinstance(model.completer, Completer):
+        completion = await model.completer.complete(messages, ended)
+    else:
+        completion = await model.completer.complete(messages)
+    return read(completion.text), completion.finish_reason
 
 
 def open_answerer(spec: str, config: Config, tokens: int = TOKENS, answer_tokens: int = ANSWER_TOKENS) -> Answerer:
@@ -266,7 +268,8 @@ def open_answerer(spec: str, config: Config, tokens: int = TOKENS, answer_tokens
     none. Raises as `open_completer`."""
     if not spec:
         return Answerer()
-    env = replace(config.env, context_window=2 * tokens + answer_tokens + PROMPT)
+    window = min(config.env.context_window, max(WINDOW, 3 * tokens + answer_tokens))  # small models read no more
+    env = replace(config.env, context_window=window)
     completer = open_completer(spec, replace(config, env=env), answer_tokens, policy_endpoint)
     return Answerer(NamedModel(spec, completer), tokens)
 

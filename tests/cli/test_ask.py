@@ -16,6 +16,8 @@ pytestmark = pytest.mark.service
 NOTES = {
     "tea.md": "# Tea\n\nGreen tea is brewed at 80 degrees.\n\n## Black tea\n\nIt is brewed at 95 degrees.\n",
     "cats.md": "# Cats\n\nCats sleep for most of the day.\n\u202eevil\x1b[31m\n",
+    "mail.mbox": "From a Sat Jan  3 01:05:34 2026\nSubject: Soup\n\nSoup boils.\n\n"
+    "From b Sat Jan  3 01:05:34 2026\nSubject: Rice\n\nRice simmers at 90 degrees.\n",
     "byron.md": "# Lord Byron\n\nHe died in Missolonghi in 1824 of a fever.\n",
 }
 SAID = 'Green tea takes 80 degrees [1: "brewed at 80 degrees"]. It is \x1b[2J blue [1: "it is blue"].'
@@ -63,8 +65,14 @@ def test_without_a_model_the_best_sentences_come_with_their_files_and_sections(h
     lines = ended.out.splitlines()
     assert lines[1:4] == [
         "  1  It is brewed at 95 degrees.",
-        "     [1] Tea, section Black tea",
+        "     [1] Tea › Black tea",
         str(home / "notes" / "tea.md"),
+    ]
+    mail = harness1("ask", "How hot does rice simmer?", "--index", "index", "--out", "plain").out.splitlines()
+    assert mail[1:4] == [
+        "  1  Rice simmers at 90 degrees.",
+        "     [1] mail › message 2",
+        str(home / "notes" / "mail.mbox"),
     ]
     nothing = harness1("ask", "zyxwv", "--index", "index", "--out", "plain")
     assert "do not suffice" in nothing.out

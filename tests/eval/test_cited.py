@@ -103,7 +103,7 @@ def test_the_best_sentence_comes_first_with_its_section() -> None:
     assert answer.sentences[0].citations[0].section == "Her notes"
     assert [line for line, _ in answer.lines()][:3] == [
         f"  1  {answer.sentences[0].text}",
-        "     [2] Ada Lovelace, section Her notes",
+        "     [2] Ada Lovelace › Her notes",
         "ada.md",
     ]
     assert best_sentences("zyxwv", PASSAGES) == []
