@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from harness1.config import Config
 from harness1.data.indexing import (
     Files,
     add_to_index,
+    copies_of,
     delete_from_index,
     ensure_index,
     files_of,
@@ -72,14 +74,15 @@ def search(
         say(f"The server of the model reads {settings.env.context_window} tokens: env.context_window is set to that.")
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
-    files, task = files_of(index), question_task(question)
+    files, copies, task = files_of(index), copies_of(index), question_task(question)
     setup, watch = EpisodeSetup(settings, index, policy), partial(watch_episode, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     failure = episode.turns[-1].parse_error if episode.turns else None
     if as_json:
-        print_json(as_result(env, episode, out, files) | {"parse_error": failure, "last_output": last_words(episode)})
+        found = as_result(env, episode, out, files, copies)
+        print_json(found | {"parse_error": failure, "last_output": last_words(episode)})
     else:
-        show_result(env, episode, console, files)
+        show_result(env, episode, console, files, copies)
         if episode.stop_reason is StopReason.CONTEXT_OVERFLOW:
             console.print(f"The prompt is longer than the model's context: {episode.error}", style="red")
         asked = any(turn.action and env.toolbox.traits(turn.action.name).discovers for turn in episode.turns)
@@ -97,7 +100,12 @@ def search(
         raise Exit(1)
 
 
-def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict[str, Any]:
+Copies = Mapping[str, list[str]]  # names of further files with the text of a document, by its id
+
+
+def as_result(
+    env: SearchEnv, episode: Episode, out: Path, files: Files, copies: Copies = MappingProxyType({})
+) -> dict[str, Any]:
     """Return the outcome of an episode for a program to read; the path of a document that is no file is null."""
     entries = env.state.memory.pool.entries
     curated = [
@@ -105,6 +113,7 @@ def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict
             "rank": place.rank,
             "id": place.unit_id,
             "path": str(path) if (path := files(entries[place.unit_id].doc_id)) else None,
+            "copies": copies.get(entries[place.unit_id].doc_id, []),
             "tag": place.tag,
             "title": entries[place.unit_id].title,
             "snippet": snippet(env, place.unit_id),
@@ -200,7 +209,9 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
         _show_text(Text("  ").append_text(Text(" ").join(words)), console)
 
 
-def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files) -> None:
+def show_result(
+    env: SearchEnv, episode: Episode, console: Console, files: Files, copies: Copies = MappingProxyType({})
+) -> None:
     """Print the delivered set: of each document the whole path, or its id, on a line that is never cut."""
     number = f"\n{counted(len(episode.curated), 'document')}", "bold"
     console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
@@ -208,6 +219,8 @@ def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files
         entry = env.state.memory.pool.entries[place.unit_id]
         file = files(entry.doc_id)
         console.print(str(file or place.unit_id), style="bold", soft_wrap=True)
+        if others := copies.get(entry.doc_id):
+            console.print(f"    also {printable(', '.join(others))}", style="dim", soft_wrap=True)
         chunk = f"  {place.unit_id}" if file and episode.unit == "chunk" else ""
         rank, tag = f"{place.rank:>3} ", (f"{place.tag:<9}", STYLES[place.tag])
         title = show_title(entry.title, env.config)

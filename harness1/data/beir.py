@@ -45,20 +45,11 @@ def splits(folder: Path) -> tuple[str, ...]:
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     """Return the tasks of a split that have a relevant document, in the order of the query file. Raises CorpusError: a
-    file is missing; or, unless `fault` lets that pass, a line is broken, or a judged query is not in the query file."""
+    file is missing; or, unless `fault` lets that pass, a line is broken or contradicts an earlier one, or a judged
+    query is not in the query file."""
     if split not in splits(folder):
         raise CorpusError(f"{folder} has no split {split!r}; it has: {', '.join(splits(folder)) or 'none'}")
-    relevant, path = dict[str, dict[DocId, int]](), _existing(folder, f"{QRELS}/{split}.tsv")
-    for number, line in tables.numbered_lines(path, fault):
-        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-        if fields == [""] or (number == 1 and fields[-1] == "score"):
-            continue
-        try:
-            task_id, doc_id, text = fields
-            if (grade := grade_of(text)) > 0:
-                relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
-        except ValueError:
-            fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
+    relevant = _relevant(_existing(folder, f"{QRELS}/{split}.tsv"), fault)
     tasks: dict[str, Task] = {}
     for where, row in tables.rows([_existing(folder, QUERIES)], fault):
         try:
@@ -73,6 +64,26 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
         if task_id not in tasks:
             fault(CorpusError(f"{folder}: {split} judges query {task_id!r}, which is not in {QUERIES}"))
     return list(tasks.values())
+
+
+def _relevant(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
+    """Return the documents with a grade above 0 of every query that has any."""
+    grades, relevant = dict[tuple[str, str], int](), dict[str, dict[DocId, int]]()
+    for number, line in tables.numbered_lines(path, fault):
+        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
+        if fields == [""] or (number == 1 and fields[-1] == "score"):
+            continue
+        try:
+            task_id, doc_id, text = fields
+            grade = grade_of(text)
+        except ValueError:
+            fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
+            continue
+        if grades.setdefault((task_id, doc_id), grade) != grade:
+            fault(DuplicateId(f"{path}:{number}: {doc_id!r} was given another grade for query {task_id!r} before"))
+        elif grade > 0:
+            relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
+    return relevant
 
 
 def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:

@@ -19,7 +19,11 @@ class Unreadable(Exception):
 
 
 class NotText(Unreadable):
-    """The file is of a kind that nothing here reads."""
+    """The file is of a kind that nothing here reads. `is_absent`: the extra `documents` would, if it were installed."""
+
+    def __init__(self, is_absent: bool = False) -> None:
+        super().__init__("nothing reads this kind of file")
+        self.is_absent = is_absent
 
 
 class Contents(NamedTuple):
@@ -76,8 +80,8 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-def decoded(data: bytes, *, markup: bool = False) -> tuple[str, str]:
-    """Return the text of some bytes, by their byte order mark, as UTF-8, as they declare (`markup`), or as a detector
+def decoded(data: bytes, *, declares: bool = False) -> tuple[str, str]:
+    """Return the text of some bytes, by their byte order mark, as UTF-8, as they declare (`declares`), or as a detector
     finds; and a notice if their encoding was guessed or does not fit."""
     for mark, encoding in _MARKS.items():
         if data.startswith(mark):
@@ -88,13 +92,15 @@ def decoded(data: bytes, *, markup: bool = False) -> tuple[str, str]:
         return data.decode(), ""
     except UnicodeDecodeError as error:
         place = error.start
-    if markup and (found := _DECLARED.search(data[:4096])):
+    if declares and (found := _DECLARED.search(data[:4096])):
         try:
             name = codecs.lookup(found[1].decode()).name
+            if name.startswith("utf"):
+                raise LookupError("it would not have been found")
             # Browsers read Latin-1 as the encoding of Windows, which has quotes where the other has controls.
             return _lenient(data, "cp1252" if name in ("iso8859-1", "ascii") else name)
         except (LookupError, ValueError):
-            pass  # there is none of that name, or it is one of bytes
+            pass  # there is none of that name, it is one of bytes, or the declaration is wrong
     encoding = _detected(data)
     text, wrong = _lenient(data, encoding)
     return text, wrong or f"not UTF-8 (byte {place}): read as {encoding}, which is a guess"

@@ -7,15 +7,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from harness1.data import tables
-from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, drop_repeated, make_each
+from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, drop_repeated, make_each, refuse
 from harness1.data.tables import TEXT_KEYS, Row, Rows, distinct_documents, document_of_row, identifier
-from harness1.errors import CorpusError
+from harness1.data.walk import Walk
+from harness1.errors import CorpusError, MissingExtra
 from harness1.plain import text_digest
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
@@ -203,3 +208,58 @@ def absent_gold(gold: Gold, absent: set[str]) -> str | None:
         return next((repr(name) for name in (*gold.relevant, *gold.answer_docs) if name in absent), None)
     gone = (fact for fact in gold.facts if all(chunk in absent for chunk in fact))
     return next((f"one of {list(fact)}" for fact in gone), None)
+
+
+POSITIVE, NEGATIVE = "positive_passages", "negative_passages"
+MOST_PARTS = 20  # parts of a dataset that are looked at
+
+
+class _Passage(msgspec.Struct):
+    docid: str | int
+    title: str | None = None
+    text: str | None = None
+
+
+def find_questions(root: Path, *, follow_links: bool = False) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Return the files of questions with passages by split, as the hub has them for training retrievers, and the files
+    of further documents beside them; nothing if a folder has no such questions, or pyarrow is not installed."""
+    names = Walk(root, lambda name, why: None, follow_links=follow_links).files() if root.is_dir() else [root.name]
+    parts: dict[tuple[Path, str], list[Path]] = {}
+    for name in sorted(name for name in names if name.endswith(".parquet")):
+        path = root / name if root.is_dir() else root
+        parts.setdefault((path.parent, re.split(r"[-.]", path.name)[0]), []).append(path)
+    splits, further = dict[str, list[Path]](), list[Path]()
+    with suppress(CorpusError, MissingExtra):
+        for (_, name), found in islice(parts.items(), MOST_PARTS):
+            _, row = next(tables.rows(found[:1], refuse, (POSITIVE,)), ("", Row()))
+            (splits.setdefault(name, []) if POSITIVE in row else further).extend(found)
+        return splits, further
+    return {}, []
+
+
+def open_questions(root: Path, splits: Mapping[str, Sequence[Path]], further: Sequence[Path], fault: Fault) -> Source:
+    """Open questions with `query_id`, `query`, `positive_passages` and `negative_passages`, whose passages are the
+    corpus, with the documents of further files."""
+    problems = list[str]()
+
+    def documents() -> Iterator[Placed]:
+        for where, row in tables.rows([*chain.from_iterable(splits.values())], fault, (POSITIVE, NEGATIVE)):
+            for key in (POSITIVE, NEGATIVE):
+                for each in tables.convert(f"{where}: {key}", row.get(key) or [], list[_Passage]):
+                    title, text = each.title or "", each.text or ""
+                    if (title + text).strip():
+                        found = Document(DocId(str(each.docid)), title, text)
+                        yield found, f"{title}\n{text}", f"{where}: another text of {found.doc_id}"
+        for document in open_corpus(further, fault).documents() if further else ():
+            yield document, f"{document.title}\n{document.text}", f"another text of {document.doc_id}"
+
+    def task(split: str, where: str, row: Row, number: int) -> Task:
+        passages = tables.convert(f"{where}: {POSITIVE}", row.get(POSITIVE) or [], list[_Passage])
+        relevant = dict.fromkeys((DocId(str(each.docid)) for each in passages), 1)
+        return Task(identifier(where, row, ("query_id",)), tables.text_of(where, row, "query"), split, Gold(relevant))
+
+    def tasks(split: str) -> Located:
+        return tasks_of(tables.rows(splits[split], fault), fault, partial(task, split))
+
+    readers = {split: partial(tasks, split) for split in splits}
+    return source_of("passages", root, pool_documents(documents, problems), readers, fault, problems)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,8 +74,38 @@ def _shown(name: str) -> str:
     return repr(name) if name != utf8_safe(name) else name
 
 
+MARKUP, PAGES = frozenset({"adoc", "md", "org", "rst", "txt"}), frozenset({"htm", "html", "xhtml"})
+ALIKE, AS_LONG = 0.9, 0.5  # share of the words of a source in its page or the reverse, and of their numbers of words
+_WORD = re.compile(r"\w+")
+
+
+class _Texts:
+    """The texts of a folder so far, by their digests; and the words of a page and its source that stand together."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._first: dict[str, str] = {}
+        self._beside: dict[str, list[tuple[str, bool, set[str]]]] = {}
+        parts = (name.lower().rpartition(".") for name in files)
+        self._stems = Counter(stem for stem, _, ending in parts if ending in MARKUP | PAGES)
+
+    def first_with(self, name: str, text: str) -> str:
+        """Return the name of the first file with the text of a file, or of its page or source beside it; its own name
+        if there is none."""
+        first = self._first.setdefault(text_digest(text), name)
+        stem, _, ending = name.lower().rpartition(".")
+        if first != name or self._stems[stem] < 2 or ending not in MARKUP | PAGES:
+            return first
+        words, is_page = {*_WORD.findall(text.lower())}, ending in PAGES
+        for other, other_is_page, known in self._beside.get(stem, ()):
+            few, many = sorted((len(words), len(known)))
+            if is_page != other_is_page and len(words & known) >= ALIKE * few and few >= AS_LONG * many:
+                return other
+        self._beside = {stem: [*self._beside.get(stem, ()), (name, is_page, words)]}
+        return name
+
+
 def _documents(path: Path, files: list[str], problem: Problem, reading: Reading) -> Iterator[Document]:
-    first: dict[str, str] = {}  # the name of the first file with a text, by its digest
+    texts = _Texts(files)
     with ReadApart() as apart:
         for name in files:
             file = path / name
@@ -86,7 +118,8 @@ def _documents(path: Path, files: list[str], problem: Problem, reading: Reading)
             except UnicodeEncodeError:
                 problem(name, "the name of the file is not UTF-8")
             except NotText as error:
-                reading.unread[f"{file.suffix.lower() or 'no ending'}{error}"] += 1
+                reading.unread[ending := file.suffix.lower() or "no ending"] += 1
+                reading.absent.update([ending] if error.is_absent else [])
             except Unreadable as error:
                 problem(name, str(error))
             except OSError as error:
@@ -94,9 +127,9 @@ def _documents(path: Path, files: list[str], problem: Problem, reading: Reading)
             else:
                 if found.notice:
                     reading.notices.append(f"{name}: {found.notice}")
-                same = first.setdefault(text_digest(text), name)
-                if same != name:
-                    reading.copies.setdefault(same, []).append(name)
+                first = texts.first_with(name, text)
+                if first != name:
+                    reading.copies.setdefault(first, []).append(name)
                     continue
                 chunks = tuple(_chunks(name, found)) if any(anchor for anchor, _ in found.sections) else ()
                 yield Document(DocId(name), found.title.strip() or file.stem, text, chunks)
@@ -121,7 +154,7 @@ def _read(file: Path, apart: ReadApart) -> Contents:
     known = format_of(ending)
     form = known or Format()
     if missing(form):
-        raise NotText(", which pip install 'harness1[documents]' reads")
+        raise NotText(is_absent=True)
     # What became something else since it was found is not waited for.
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):

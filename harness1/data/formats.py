@@ -12,18 +12,33 @@ import email.policy
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from harness1.data.contents import BROKEN, TEXT_BYTES, Contents, Unreadable, decoded, reason, table_text, whole
-from harness1.data.pages import OFFICE, read_docx, read_html, read_office, read_page, read_pdf
-from harness1.errors import MALFORMED
+from harness1.data.contents import (
+    BROKEN,
+    TEXT_BYTES,
+    Contents,
+    NotText,
+    Unreadable,
+    decoded,
+    is_binary,
+    reason,
+    table_text,
+    whole,
+)
+from harness1.data.pages import OFFICE, join_hyphenated, read_docx, read_html, read_office, read_page, read_pdf
+from harness1.errors import MALFORMED, UsageError
+from harness1.plain import utf8_safe
 from harness1.plugins import find_plugin, open_added, plugin_names
 
 Read = Callable[[bytes], Contents]
@@ -32,10 +47,12 @@ Read = Callable[[bytes], Contents]
 @dataclass(frozen=True)
 class Format:
     """How a kind of files is read. `read`: returns what a file holds; None: it is text, as it stands. `title`: of a
-    text, found in it. `most`: bytes of the largest file that is read. `needs`: a module of the extra `documents`."""
+    text, found in it. `prose`: its words may be hyphenated over the end of a line. `most`: bytes of the largest file
+    that is read. `needs`: a module of the extra `documents`."""
 
     read: Read | None = None
     title: re.Pattern[str] | None = None
+    prose: bool = False
     most: int = TEXT_BYTES
     needs: str = ""
 
@@ -45,11 +62,13 @@ def read_table(data: bytes) -> Contents:
     text, notice = decoded(data)
     first = text.lstrip("\r\n").partition("\n")[0]
     between = max("\t,;|", key=first.count)
-    csv.field_size_limit(TEXT_BYTES)
+    before = csv.field_size_limit(TEXT_BYTES)
     try:
         rows = [*csv.reader(text.splitlines(keepends=True), delimiter=between)]
     except csv.Error:
         return whole("", text, notice)
+    finally:
+        csv.field_size_limit(before)
     return whole("", table_text(rows), notice)
 
 
@@ -97,12 +116,12 @@ def read_notebook(data: bytes) -> Contents:
     return whole(_title(MARKDOWN, text), text)
 
 
-_TAG = re.compile(r"<!\[CDATA\[(.*?)\]\]>|<!--.*?-->|<[^<>]*>", re.DOTALL)
+_TAG = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)|<!--.*?(?:-->|\Z)|<[^<>]*>", re.DOTALL)
 
 
 def read_xml(data: bytes) -> Contents:
     """Return the text between the tags of an XML file."""
-    text, notice = decoded(data, markup=True)
+    text, notice = decoded(data, declares=True)
     lines = html.unescape(_TAG.sub(lambda found: found[1] or "\n", text)).splitlines()
     return whole("", "\n".join(line for line in map(str.strip, lines) if line), notice)
 
@@ -110,44 +129,48 @@ def read_xml(data: bytes) -> Contents:
 HEADERS = ("From", "To", "Cc", "Date", "Subject")
 
 
-def _message(data: bytes) -> tuple[str, str]:
-    """Return subject and text of a message: its plain part, else its page, and the names of what is attached."""
+def _message(data: bytes, anchor: str = "") -> Contents:
+    """Return what a message holds: its plain part, else its page, and a section for each section of what is attached;
+    of what cannot be read, the name."""
     message = email.message_from_bytes(data, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
-    lines = [f"{name}: {message[name]}" for name in HEADERS if message[name]]
-    body, attached = message.get_body(("plain", "html")), [part.get_filename() for part in message.iter_attachments()]
-    text = ""
+    lines = [utf8_safe(f"{name}: {message[name]}") for name in HEADERS if message[name]]
+    body = message.get_body(("plain", "html")) or (message if message.get_content_maintype() == "text" else None)
+    attached, text = list[tuple[str, str]](), ""
+    for part in message.iter_attachments():
+        is_message = part.get_content_type() == "message/rfc822"
+        packed: Any = part.get_content().as_bytes() if is_message else part.get_payload(decode=True)
+        name = utf8_safe(part.get_filename() or ("message.eml" if is_message else ""))
+        lines += [f"Attached: {name}"] if name else []
+        with suppress(Unreadable, UsageError):
+            found = read_file(Path(name).suffix.lower(), packed).sections if name else ()
+            attached += [("&".join(filter(None, (anchor, f"attached={name}", at))), each) for at, each in found]
     if body is not None:
         packed = body.get_payload(decode=True)
         raw, charset = packed if isinstance(packed, bytes) else b"", body.get_content_charset()
         try:
             text = raw.decode(charset or "utf-8")
         except (LookupError, ValueError):
-            text, _ = decoded(raw, markup=True)
+            text, _ = decoded(raw, declares=True)
         text = read_html(text)[1] if body.get_content_subtype() == "html" else text
-    lines += [f"Attached: {', '.join(filter(None, attached))}"] if any(attached) else []
-    return str(message["Subject"] or ""), "\n".join([*lines, "", text])
-
-
-def read_mail(data: bytes) -> Contents:
-    """Return what a message holds."""
-    return whole(*_message(data))
+    return Contents(utf8_safe(str(message["Subject"] or "")), [(anchor, "\n".join([*lines, "", text])), *attached])
 
 
 def read_mailbox(data: bytes) -> Contents:
     """Return the messages of a mailbox, a section for each."""
     messages = re.split(rb"(?m)^From [^\n]*\d{4}[^\n]*\n", data)
-    found = [(f"message={number}", _message(each)[1]) for number, each in enumerate(messages[1:], start=1)]
+    found = [_message(each, f"message={number}").sections for number, each in enumerate(messages[1:], start=1)]
     if not found:
         raise Unreadable("no mailbox: no line in it begins a message (From ADDRESS DATE)")
-    return Contents("", found)
+    return Contents("", [*chain.from_iterable(found)])
 
 
 MARKDOWN = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
 UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S.*?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
 _TEXT, _PAGE, _XML, _TABLE = Format(), Format(read_page), Format(read_xml), Format(read_table)
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    dict.fromkeys((".txt", ".text", ".log", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf"), _TEXT)
+    dict.fromkeys((".txt", ".text"), Format(prose=True))
+    | dict.fromkeys((".log", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf"), _TEXT)
     | dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd"), Format(title=MARKDOWN))
     | dict.fromkeys((".html", ".htm", ".xhtml"), _PAGE)
     | dict.fromkeys((".xml", ".svg", ".opml", ".fb2", ".rss", ".atom"), _XML)
@@ -156,7 +179,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
     | {
         ".adoc": Format(title=re.compile(r"^=[ \t]+(\S.*)$", re.MULTILINE)),
         ".docx": Format(read_docx, most=256 << 20, needs="mammoth"),
-        ".eml": Format(read_mail, most=256 << 20),
+        ".eml": Format(_message, most=256 << 20),
         ".ipynb": Format(read_notebook, most=256 << 20),
         ".json": Format(read_json),
         ".jsonl": Format(partial(read_json, lines=True)),
@@ -188,13 +211,16 @@ def missing(form: Format) -> bool:
 def read_text(form: Format, data: bytes) -> Contents:
     """Return what a text holds, whatever its encoding."""
     text, notice = decoded(data)
-    return whole(_title(form.title, text), text, notice)
+    shown = join_hyphenated([text])[0] if form.prose else text
+    return whole(_title(form.title, text), shown, notice)
 
 
 def read_file(ending: str, data: bytes) -> Contents:
     """Return what a file holds whose name ends so. Raises Unreadable: it is broken; UsageError: its package is not
     installed, or the plugin that reads it fails."""
     form = format_of(ending) or _TEXT
+    if form is _TEXT and ending not in FORMATS and is_binary(data):
+        raise NotText
     try:
         found = form.read(data) if form.read else read_text(form, data)
     except BROKEN as error:
@@ -213,4 +239,4 @@ def _title(pattern: re.Pattern[str] | None, text: str) -> str:
 
 def _read_added(ending: str, data: bytes) -> Contents:
     title, text = open_added("readers", ending, find_plugin("readers", ending, FORMATS), data)
-    return whole(str(title), str(text))
+    return whole(utf8_safe(str(title)), utf8_safe(str(text)))

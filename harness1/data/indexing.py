@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
         left_out, corpus, before = left_out_of(out), corpus_of(out), reading_of(out)
         with _changing(stage, out), read(source) as (documents, progress):
             info = add_documents(documents, out, progress, config.machine, alone=True)
-        return _finish(stage, out, info, before | source.reading.facts(), left_out + len(source.problems), corpus)
+        return _finish(stage, out, info, _with(before, source.reading.facts()), left_out + len(source.problems), corpus)
 
 
 def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInfo:
@@ -163,6 +163,21 @@ def reading_of(out: Path) -> dict[str, Any]:
     """Return what `Reading.facts` told of the files of the index in a folder; nothing if its card does not say."""
     facts = card.outputs.get(READING) if (card := read_stage(out)) else None
     return facts if isinstance(facts, dict) else {}
+
+
+def _with(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of two readings as those of one; what both say of a name, the later one says."""
+    both = {**before, **after}
+    for name in before.keys() & after.keys():
+        old, new = before[name], after[name]
+        both[name] = {**old, **new} if isinstance(new, dict) else [*dict.fromkeys([*old, *new])]
+    return both
+
+
+def copies_of(index: str) -> Mapping[str, list[str]]:
+    """Return the names of the further files with the text of a document, by the id of the document."""
+    copies = None if is_engine(index) else reading_of(Path(index)).get("copies")
+    return copies if isinstance(copies, dict) else {}
 
 
 def corpus_of(out: Path) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.data import beir, folder, tables, trec
+from harness1.data import beir, corpora, folder, tables, trec
 from harness1.data.source import DuplicateId, Fault, Reading, Source, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Record, Task
@@ -141,6 +141,9 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
         tasks, read = partial(beir.read_tasks, path, fault=fault), partial(tables.read_documents, corpus, on_line)
         common["has_documents"] = corpus.stat().st_size > 0  # else they are elsewhere
         return Source(root.name, "beir", read, beir.splits(path), tasks, **common)
+    splits, further = corpora.find_questions(path, follow_links=follow_links)
+    if splits:
+        return corpora.open_questions(path, splits, further, fault)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return Source(root.name, "jsonl", partial(tables.read_documents, path, on_line), **common)
     if not path.is_dir() and not path.is_file():

@@ -63,20 +63,22 @@ def read_html(page: str) -> tuple[str, str]:
 
 def read_page(data: bytes) -> Contents:
     """Return what an HTML page holds."""
-    page, notice = decoded(data, markup=True)
+    page, notice = decoded(data, declares=True)
     return whole(*read_html(page), notice)
 
 
 NEEDS_OCR = "its pages have no text: if they are pictures, ocrmypdf IN.pdf OUT.pdf makes one that has, to be indexed"
 _LIGATURES = dict(zip(range(0xFB00, 0xFB07), ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True))
 _UNPRINTED = str.maketrans({**_LIGATURES, 0xAD: None, 0x200B: None})
-_HYPHENATED = re.compile(r"([^\W\d_]{2,})[-\u2010][ \t]*\r?\n[ \t]*([^\W\d_]{2,})")
+_HYPHENATED = re.compile(r"([^\W\d_]{2,40})[-\u2010][ \t]*\r?\n[ \t]*([^\W\d_]{2,40})")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 
 
 def join_hyphenated(pages: Sequence[str]) -> list[str]:
     """Return pages whose words go on over no end of a line. Where the text writes a word with its hyphen, or without,
     elsewhere, so it is written; else both ways, because nobody can know."""
+    if not any(map(_HYPHENATED.search, pages)):
+        return [*pages]
     known = {word.lower() for page in pages for word in _WORD.findall(_HYPHENATED.sub(" ", page))}
 
     def join(found: re.Match[str]) -> str:
@@ -160,9 +162,10 @@ def read_office(ending: str, data: bytes) -> Contents:
         import kreuzberg
 
     places = kreuzberg.PageConfig(insert_page_markers=True, marker_format=_SLIDE)
-    settings = kreuzberg.ExtractionConfig(use_cache=False, disable_ocr=True, pages=places)  # type: ignore[call-arg]
+    one = kreuzberg.ConcurrencyConfig(max_threads=1)  # each thread takes addresses, which are limited here
+    settings: dict[str, Any] = {"use_cache": False, "disable_ocr": True, "pages": places, "concurrency": one}
     try:
-        found = kreuzberg.extract_bytes_sync(data, OFFICE[ending], settings)
+        found = kreuzberg.extract_bytes_sync(data, OFFICE[ending], kreuzberg.ExtractionConfig(**settings))
     except (kreuzberg.KreuzbergError, *BROKEN) as error:
         raise Unreadable(f"broken or locked ({reason(error)})") from error
     facts: Mapping[str, Any] = found.metadata

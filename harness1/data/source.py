@@ -25,6 +25,7 @@ class Reading:
 
     unread: Counter[str] = field(default_factory=Counter)
     """The number of files of each kind that nothing reads, by the ending of their names."""
+    absent: set[str] = field(default_factory=set)  # those of them that the extra `documents` would read
     skipped: list[str] = field(default_factory=list)
     """The names of hidden, ignored and built files and folders; of what is in such a folder, its own alone."""
     copies: dict[str, list[str]] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Reading:
     """A line for each file whose text may not be what its author wrote."""
 
     def clear(self) -> None:
-        for each in (self.unread, self.skipped, self.copies, self.notices):
+        for each in vars(self).values():
             each.clear()
 
     def lines(self) -> list[str]:
@@ -41,8 +42,10 @@ class Reading:
         lines = list[str]()
         if self.unread:
             kinds = [f"{ending} {count}" for ending, count in self.unread.most_common()]
-            files = counted(self.unread.total(), "file")
-            lines.append(f"{files} of {counted(len(kinds), 'kind')} not read ({_first(kinds, SHOWN_KINDS)})")
+            files, was = counted(self.unread.total(), "file"), "was" if self.unread.total() == 1 else "were"
+            lines.append(f"{files} of {counted(len(kinds), 'kind')} {was} not read ({_first(kinds, SHOWN_KINDS)})")
+        if self.absent:
+            lines.append(f"pip install 'harness1[documents]' reads {', '.join(sorted(self.absent))}")
         if self.skipped:
             lines.append(f"{len(self.skipped)} passed over: {_first(self.skipped, SHOWN_NAMES)} (--all reads them)")
         if copies := sum(map(len, self.copies.values())):

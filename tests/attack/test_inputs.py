@@ -24,7 +24,7 @@ from harness1.records import DocId
 from harness1.retrieval.engines.web import is_public_address, open_web
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from tests.attack.attack import Attack
-from tests.data import hostile
+from tests.data import hostile, test_formats
 from tests.data.benchmarks import official
 from tests.retrieval.test_web import FakeWeb, answering, on_the_web, settings
 from tests.serving import in_thread
@@ -144,16 +144,19 @@ def test_a_mutated_corpus_is_read_or_refused(attack: Attack, tmp_path: Path, nam
     attack.report(f"inputs {name}", **trial.ends)
 
 
-@pytest.mark.parametrize("kind", [".html", ".pdf"])
-def test_a_mutated_page_is_read_or_left_out(attack: Attack, kind: str) -> None:
-    trial, stream = Trial(), b"BT /F1 12 Tf 2 5 Td (Hello) Tj ET"
+WHOLE = {kind: data for kind, (data, *_) in test_formats.KINDS.items()}
+WHOLE |= {".html": HTML, ".pdf": hostile.page(b"BT /F1 12 Tf 2 5 Td (Hello) Tj ET"), ".mbox": b"From a 2020\n" * 5}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_mutated_file_of_any_kind_is_read_or_left_out(attack: Attack, kind: str) -> None:
+    trial = Trial()
 
     def survives(data: bytes) -> None:
         trial.run(lambda: iter(apart.read(kind, data)))
 
     with ReadApart() as apart:
-        mutants = mutated(HTML).map(lambda data: data.decode("utf-8", "replace").encode())
-        attack.try_all(mutants if kind == ".html" else mutated(hostile.page(stream)), survives, 2_000)
+        attack.try_all(mutated(WHOLE[kind]), survives, 2_000)
     attack.report(f"inputs {kind[1:]}", **trial.ends)
 
 

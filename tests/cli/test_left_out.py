@@ -41,6 +41,33 @@ def test_strict_refuses_a_broken_file_of_a_folder(harness1: Command) -> None:
     assert (ended.code, ended.err.partition(": broken")[0]) == (2, "harness1: a.pdf")
 
 
+def test_kinds_that_are_not_read_and_copies_are_told_wherever_one_looks(harness1: Command) -> None:
+    Path("notes").mkdir()
+    for name in ("a.txt", "b.md"):
+        Path("notes", name).write_text("The sun is a star.")
+    for name in ("c.heic", "d.HEIC"):
+        Path("notes", name).write_bytes(b"\0\1")
+    ended = harness1("index", "notes", "--out", "at")
+    assert ended.err.splitlines()[-2:] == [
+        "harness1: 2 files of 1 kind were not read (.heic 2)",
+        "harness1: 1 file with the text of another: b.md is a.txt",
+    ]
+    assert ended.out.endswith("; 2 files not read\n")
+    assert harness1("index", "notes", "--out", "at").out == ended.out, "it is told again, when there is no work"
+    told = json.loads(harness1("index", "notes", "--out", "at", "--json").out)
+    assert (told["unread"], told["copies"], told["left_out"]) == ({".heic": 2}, {"a.txt": ["b.md"]}, 0)
+    refused = harness1("index", "notes", "--out", "at", "--strict")
+    assert (refused.code, refused.err) == (2, "harness1: notes: 2 files of 1 kind were not read (.heic 2)\n")
+    Path("one.md").write_text("Jupiter is a planet.")
+    assert json.loads(harness1("index", "one.md", "--out", "at", "--add", "--json").out)["unread"] == {".heic": 2}
+    (found,) = json.loads(harness1("search", "sun", "--index", "at", "--json").out)["curated"]
+    assert found["copies"] == ["b.md"]
+    assert "also b.md" in harness1("search", "sun star", "--index", "at").out
+    assert json.loads(harness1("index", "one.md", "--out", "own", "--json").out)["documents"] == 1
+    (found,) = json.loads(harness1("search", "planet", "--index", "own", "--json").out)["curated"]
+    assert found["path"] == str(Path("one.md").resolve())
+
+
 def test_links_out_of_a_folder_are_followed_when_asked(harness1: Command) -> None:
     Path("notes").mkdir()
     Path("notes/a.txt").write_text("kept")

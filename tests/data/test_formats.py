@@ -3,10 +3,13 @@
 import io
 import json
 import zipfile
+from email.message import EmailMessage
 from pathlib import Path
 
+import pypdf
 import pytest
 
+from harness1.data.contents import Unreadable
 from harness1.data.formats import read_file
 from harness1.data.open import open_source
 from harness1.errors import CorpusError
@@ -143,11 +146,11 @@ def read(path: Path, **options: bool) -> tuple[dict[str, str], list[str]]:
 def test_what_nothing_reads_is_counted_by_kind_and_refused_if_asked(tmp_path: Path) -> None:
     for name in ("a.heic", "b.HEIC", "c.bin", "d"):
         (tmp_path / name).write_bytes(b"\0\1\2")
-    with pytest.raises(CorpusError, match=r"holds no documents; 4 files of 3 kinds not read \(\.heic 2, \.bin 1, no"):
+    with pytest.raises(CorpusError, match=r"no documents; 4 files of 3 kinds were not read \(\.heic 2, \.bin 1, no"):
         read(tmp_path)
     (tmp_path / "z.txt").write_text("kept")
-    assert read(tmp_path) == ({"z.txt": "kept"}, ["4 files of 3 kinds not read (.heic 2, .bin 1, no ending 1)"])
-    with pytest.raises(CorpusError, match="4 files of 3 kinds not read"):
+    assert read(tmp_path) == ({"z.txt": "kept"}, ["4 files of 3 kinds were not read (.heic 2, .bin 1, no ending 1)"])
+    with pytest.raises(CorpusError, match="4 files of 3 kinds were not read"):
         list(open_source(str(tmp_path), leave_out=False).documents())
 
 
@@ -155,7 +158,8 @@ def test_files_that_need_the_extra_say_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("harness1.data.folder.missing", lambda form: bool(form.needs))
     (tmp_path / "a.docx").write_bytes(docx(paragraph("x")))
     (tmp_path / "b.txt").write_text("kept")
-    assert read(tmp_path)[1] == ["1 file of 1 kind not read (.docx, which pip install 'harness1[documents]' reads 1)"]
+    needed = "pip install 'harness1[documents]' reads .docx"
+    assert read(tmp_path)[1] == ["1 file of 1 kind was not read (.docx 1)", needed]
 
 
 def test_one_file_is_a_corpus(tmp_path: Path) -> None:
@@ -188,6 +192,56 @@ def test_files_with_one_text_are_one_document(tmp_path: Path) -> None:
     documents, said = read(tmp_path)
     assert list(documents) == ["a.txt"]
     assert said == ["2 files with the text of another: b.txt is a.txt, c.md is a.txt"]
+
+
+def test_a_page_and_its_source_beside_it_are_one_document_and_others_are_not(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(50))
+    (tmp_path / "a.html").write_text(f"<p>Next Back</p><h1>Tour</h1><p>{words}</p>")
+    (tmp_path / "a.rst").write_text(f"Tour\n====\n\n.. note::\n\n   {words}\n")
+    (tmp_path / "b.html").write_text(f"<p>{words} and more</p>")
+    (tmp_path / "c.html").write_text("<p>Something else altogether</p>")
+    (tmp_path / "c.md").write_text("Not the same thing")
+    documents, said = read(tmp_path)
+    assert list(documents) == ["a.html", "b.html", "c.html", "c.md"]
+    assert said == ["1 file with the text of another: a.rst is a.html"]
+
+
+PRINTED = "The photo-\nsynthesis of a well-\nknown plant. Well-known is photo-\nsynthesis; not of post-\nWar years."
+
+
+def test_words_hyphenated_over_a_line_end_are_joined_and_stay_findable_as_printed() -> None:
+    ((_, text),) = read_file(".txt", PRINTED.encode()).sections
+    assert text == (
+        "The photosynthesis (photo-synthesis) of a well-known plant. Well-known is photosynthesis (photo-synthesis);"
+        " not of post-War years."
+    )
+    assert read_file(".txt", (PRINTED + " Photosynthesis.").encode()).sections[0][1].startswith("The photosynthesis of")
+    with hostile.ends():
+        read_file(".txt", b"a" * 4_000_000 + b"-")
+
+
+def locked(*pages: bytes, owner: str = "owner", user: str = "") -> bytes:
+    """A PDF that only its owner may change, or, with a password for users, read."""
+    writer, out = pypdf.PdfWriter(), io.BytesIO()
+    for page in pages:
+        writer.append(io.BytesIO(hostile.page(page)))
+    writer.encrypt(user, owner, algorithm="AES-256")
+    writer.write(out)
+    return out.getvalue()
+
+
+def test_a_pdf_that_is_locked_against_changes_is_read_and_one_with_a_password_is_not() -> None:
+    shown = [b"BT /F1 12 Tf 20 200 Td (%s) Tj ET" % word for word in (b"first", b"", b"third")]
+    assert read_file(".pdf", locked(*shown)).sections == [("page=1", "first"), ("page=3", "third")]
+    with pytest.raises(Unreadable, match="broken or locked PDF"):
+        read_file(".pdf", locked(*shown, user="secret"))
+
+
+def test_a_pdf_of_pictures_names_what_makes_text_of_them(tmp_path: Path) -> None:
+    (tmp_path / "scan.pdf").write_bytes(hostile.page(b"0 0 9 9 re f"))
+    (tmp_path / "z.txt").write_text("kept")
+    (said,) = read(tmp_path)[1]
+    assert said.startswith("scan.pdf: its pages have no text: if they are pictures, ocrmypdf IN.pdf OUT.pdf makes one")
 
 
 ENCODED = [
@@ -233,6 +287,30 @@ def test_a_mailbox_has_a_section_for_each_message() -> None:
     )
     found = read_file(".mbox", box)
     assert found.sections == [("message=1", "Subject: one\n\nFrom here on\n\n"), ("message=2", "\ntwo\n")]
+
+
+def test_what_is_attached_to_a_message_is_read_too() -> None:
+    message = EmailMessage()
+    message["Subject"] = "Parts"
+    message.set_content("See the table.")
+    message.add_attachment(xlsx(Staff=[["Ann", "x"]]), maintype="application", subtype="x", filename="b.xlsx")
+    message.add_attachment(b"\0\1", maintype="image", subtype="heic", filename="c.heic")
+    inner = EmailMessage()
+    inner["Subject"] = "inner"
+    message.add_attachment(inner)
+    found = read_file(".eml", message.as_bytes())
+    names = "Attached: b.xlsx\nAttached: c.heic\nAttached: message.eml"
+    assert found.sections == [
+        ("", f"Subject: Parts\n{names}\n\nSee the table.\n"),
+        ("attached=b.xlsx&sheet=Staff", "Staff\nAnn | x"),
+        ("attached=message.eml", "Subject: inner\n\n"),
+    ]
+
+
+def test_a_message_with_headers_in_no_encoding_is_read() -> None:
+    found = read_file(".eml", b"Subject: p\xe5\nContent-Disposition: attachment\n\nb\xe5d")
+    json.dumps(found).encode()
+    assert found.sections[0][1].endswith("båd")
 
 
 def heic(data: bytes) -> tuple[str, str]:

@@ -1,0 +1,50 @@
+"""Questions with passages in Parquet, as the hub has them, are tasks over the passages; contradictions are told."""
+
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow.parquet import write_table
+
+from harness1.data.datasets import check
+from harness1.data.open import open_source
+from harness1.errors import CorpusError
+
+A, B, C = ({"docid": name, "title": name.upper(), "text": f"text {name}"} for name in "abc")
+
+
+def test_questions_with_passages_are_tasks_over_them(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    rows = [
+        {"query_id": "1", "query": "what?", "positive_passages": [A], "negative_passages": [B]},
+        {"query_id": "2", "query": "who?", "positive_passages": [B, {**C, "text": None, "title": None}]},
+    ]
+    for part, row in enumerate(rows):
+        write_table(pyarrow.Table.from_pylist([row]), tmp_path / "data" / f"train-0000{part}-of-00002.parquet")
+    write_table(pyarrow.Table.from_pylist([C]), tmp_path / "data" / "corpus.parquet")
+    source = open_source(str(tmp_path))
+    assert [(each.doc_id, each.title) for each in source.documents()] == [("a", "A"), ("b", "B"), ("c", "C")]
+    found = {task.task_id: (task.query, dict(task.gold.relevant)) for task in source.tasks("train")}
+    assert found == {"1": ("what?", {"a": 1}), "2": ("who?", {"b": 1, "c": 1})}
+
+
+def test_other_parquet_files_are_named_as_not_read(tmp_path: Path) -> None:
+    write_table(pyarrow.Table.from_pylist([A]), tmp_path / "a.parquet")
+    (tmp_path / "b.txt").write_text("kept")
+    source = open_source(str(tmp_path))
+    assert [document.doc_id for document in source.documents()] == ["b.txt"]
+    assert source.reading.lines() == ["1 file of 1 kind was not read (.parquet 1)"]
+
+
+def test_judgements_that_contradict_each_other_are_told_and_equal_ones_are_not(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "x?"}\n')
+    (tmp_path / "qrels" / "test.tsv").write_text("q\ta\t1\nq\ta\t1\n")
+    assert check(str(tmp_path)).findings == ()
+    (tmp_path / "qrels" / "test.tsv").write_text("q\ta\t1\nq\ta\t0\n")
+    (finding,) = check(str(tmp_path)).findings
+    assert finding.kind == "duplicate_id"
+    assert finding.examples == (f"{tmp_path}/qrels/test.tsv:2: 'a' was given another grade for query 'q' before",)
+    with pytest.raises(CorpusError, match="another grade"):
+        open_source(str(tmp_path)).tasks("test")
