@@ -315,6 +315,7 @@ _NUMBERS = r"(?:passages?\s+)?(\d{1,4}(?:\s*,\s*\d{1,4})*)"
 _WORDS = r"""(?:[:,]?\s*["“«'‘](.{1,2000}?)["”»'’]\s*|:\s*([^\]\n]{1,2000}))?"""
 _CITED = re.compile(rf"\[{_NUMBERS}\s*{_WORDS}\]", re.IGNORECASE | re.DOTALL)
 """What `answers.toml` asks for, `[2: "words"]`, and what models write instead: `[1]`, `[1, 2]`, `[1: words]`."""
+_NOTHING = re.compile(r"the passages? (?:do|does) not [^.\n]*\.?", re.IGNORECASE)
 _QUOTED = re.compile(r"[\"“«]([^\"“”«»]{8,500})[\"”»]\W*\Z")
 _MARK, _LAST = 0xF0000, 0xFFFFD  # private characters, which stand for citations while sentences are cut
 _MARKS = f"[{chr(_MARK)}-{chr(_LAST)}]"
@@ -325,7 +326,7 @@ _BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")
 def read_cited(said: str, passages: Sequence[Passage]) -> tuple[Sentence, ...]:
     """Read an answer: its sentences, and what they cite, checked. For a sentence that cites nothing, the passage that
     bears it out is looked for."""
-    if said.casefold().startswith(NOTHING.casefold()):
+    if _NOTHING.fullmatch(said):
         return ()
     marks = list[re.Match[str]]()
 
