@@ -70,14 +70,15 @@ def read_page(data: bytes) -> Contents:
 NEEDS_OCR = "its pages have no text: if they are pictures, ocrmypdf IN.pdf OUT.pdf makes one that has, to be indexed"
 _LIGATURES = dict(zip(range(0xFB00, 0xFB07), ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True))
 _UNPRINTED = str.maketrans({**_LIGATURES, 0xAD: None, 0x200B: None})
-_HYPHENATED = re.compile(r"([^\W\d_]{2,40})[-\u2010][ \t]*\r?\n[ \t]*([^\W\d_]{2,40})")
+_HYPHENATED = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,40})[-\u2010][ \t]*\r?\n[ \t]*([^\W\d_]{2,40})")
+_AT_LINE_END = re.compile(r"[-\u2010][ \t]*\r?\n")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 
 
 def join_hyphenated(pages: Sequence[str]) -> list[str]:
     """Return pages whose words go on over no end of a line. Where the text writes a word with its hyphen, or without,
     elsewhere, so it is written; else both ways, because nobody can know."""
-    if not any(map(_HYPHENATED.search, pages)):
+    if not any(map(_AT_LINE_END.search, pages)):
         return [*pages]
     known = {word.lower() for page in pages for word in _WORD.findall(_HYPHENATED.sub(" ", page))}
 
