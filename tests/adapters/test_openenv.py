@@ -86,7 +86,7 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
 
 
 def test_clients_that_leave_without_a_word_leave_no_traceback(index: Path) -> None:
-    from websockets.asyncio.client import connect
+    connect = pytest.importorskip("websockets.asyncio.client").connect
 
     async def leave(address: str) -> None:
         for pause_s in (0.0, 0.01) * 5:
