@@ -204,7 +204,7 @@ _AT_HOST = r"@(?!(?:[\w-]{1,63}\.){0,9}example\b)(?:\[|[\w-]{1,63}\.\w)"
 _ALONE = r"(?: (?<![^\W_]%(it)s) | (?<=\\[nrt]%(it)s) )"
 _FORMS = {
     "AGE-SECRET-KEY-1": r"[0-9A-Z]{40,}",
-    "AIza": r"[\w-]{35}",
+    "AIza": _ALONE % {"it": "AIza"} + r"[\w-]{35}(?![\w-])",  # not any run of base64
     **dict.fromkeys(("AKIA", "ASIA"), r"[0-9A-Z]{16}\b"),
     "-----BEGIN ": r"[A-Z ]{0,40}PRIVATE\ KEY",
     "eyJ": _ALONE % {"it": "eyJ"} + r"[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{16,}",

@@ -28,6 +28,7 @@ from harness1.http.model_endpoint import Completion, Messages
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.fetch import BUNDLED
 from harness1.models.spec import policy_folder, policy_origins
+from harness1.plain import find_key
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.runs.files import read_json, write_json
 from harness1.tasks.make import write_tasks
@@ -374,6 +375,12 @@ def test_no_key_of_a_known_form_is_sent_in_any_file(tmp_path: Path, attack: Atta
     (folder / "queries.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"anything")))
     with pytest.raises(UsageError, match="holds a packed file"):
         pack(folder)
+
+
+def test_packed_text_of_a_page_is_no_key_by_chance() -> None:
+    assert find_key(b"Z9D9Ua" + (chance := b"AIza" + b"F8Qs" * 9)) is None
+    assert find_key(b" " + chance) is None
+    assert find_key(b"key:" + chance[:39] + b'"') == 4
 
 
 @pytest.mark.parametrize("named", ["~/student", "../student"])
