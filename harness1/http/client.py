@@ -215,7 +215,8 @@ def bearer(file: str) -> dict[str, str]:
 def read_token(file: str) -> str:
     """Return the token in a file; raise UsageError if that cannot be read, or is not 16 or more of printable ASCII."""
     try:
-        token = Path(file).expanduser().read_bytes()[:TOKEN_BYTES].decode().strip()
+        with Path(file).expanduser().open("rb") as opened:
+            token = opened.read(TOKEN_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token cannot be read from {file}: {getattr(error, 'strerror', 'not text')}") from error
     if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):

@@ -148,6 +148,13 @@ def test_a_file_without_a_token_is_an_error_that_does_not_repeat_it(tmp_path: Pa
         read_token(str(tmp_path / "nothing"))
 
 
+def test_of_a_file_that_is_no_token_no_more_is_read_than_a_token_takes(tmp_path: Path) -> None:
+    with (tmp_path / "token").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UsageError, match="must hold one word"):
+        read_token(str(tmp_path / "token"))
+
+
 def test_a_server_beyond_this_machine_needs_a_token_or_a_clear_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
