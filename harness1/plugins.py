@@ -79,14 +79,17 @@ def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
     """Import what a package adds under a name, or what `FILE.py:NAME` names, and return it; None if there is nothing.
     `built_in`: the names that are taken; a plugin of such a name is ignored, with a warning. Raises UsageError: several
     packages add the name, or it cannot be imported or found in its file."""
-    if is_own(name):
-        return load_own(name)
-    entries = _entries(kind).get(name, ())
+    entries = () if is_own(name) else _entries(kind).get(name, ())
     if entries and name in built_in:
         _warn(f"{_place(kind, entries[0])} is ignored: harness1 has one of that name")
         return None
     _refuse_several(kind, name, map(_package, entries))
-    return import_added(entries[0].load, _place(kind, entries[0])) if entries else None
+    if not entries and not is_own(name):
+        return None
+    thing = load_own(name) if is_own(name) else import_added(entries[0].load, _place(kind, entries[0]))
+    if thing is None:
+        raise unfit(kind, name, "is None")
+    return thing
 
 
 def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:

@@ -7,11 +7,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from harness1 import plugins
+from harness1.cli import main
 from harness1.config import Config, load_config
 from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
@@ -19,7 +21,7 @@ from harness1.env.environment import env_hash
 from harness1.episodes import jobs
 from harness1.errors import ConfigError, MissingExtra, PluginWarning, UsageError, optional
 from harness1.models.formats import FORMATS, open_format
-from harness1.plugins import installed_plugins, load_plugin, plugin_names
+from harness1.plugins import find_plugin, installed_plugins, load_plugin, plugin_names
 from harness1.policy.registry import check_policy, open_policy, policy_names
 from harness1.records import Note
 from harness1.retrieval.open import is_engine, open_retriever
@@ -245,6 +247,16 @@ def test_a_plugin_that_cannot_open_is_one_line(install: Install, tmp_path: Path,
             opens()
 
 
+@pytest.mark.parametrize("kind", ["policies", "retrievers", "engines", "formats", "readers", "tools", "rewards"])
+def test_a_plugin_that_is_none_is_one_line(install: Install, tmp_path: Path, kind: str) -> None:
+    install("loud-pack", {kind: {"none": "loud:nothing"}}, "loud", "nothing = None")
+    (own := tmp_path / "mine.py").write_text("nothing = None")
+    with pytest.raises(UsageError, match=r"'none' of loud-pack 1\.0 \(loud:nothing\) is None"):
+        find_plugin(kind, "none")
+    with pytest.raises(UsageError, match=r"mine\.py:nothing is None"):
+        find_plugin(kind, f"{own}:nothing")
+
+
 BROKEN_METADATA: dict[str, bytes] = {
     "no sense": b"[harness1.policies]\nno sense\n",
     "not UTF-8": b"[harness1.policies]\n\xff = a:b\n",
@@ -261,6 +273,19 @@ def test_broken_metadata_of_one_package_harm_no_other(install: Install, tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         assert open_policy("dice:3").name == "dice 3 40"
+
+
+@pytest.mark.parametrize("broken", BROKEN_METADATA)
+def test_a_library_that_cannot_do_without_broken_metadata_is_one_line_that_follows_the_name_of_their_package(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
+    install("loud-pack", TOOLS, "loud", TOOL)
+    (tmp_path / "loud-pack" / "loud_pack-1.0.dist-info" / "entry_points.txt").write_bytes(BROKEN_METADATA[broken])
+    monkeypatch.setattr(main, "app", entry_points)  # as torch does when it is imported, and numba when it compiles
+    ended = command_in_process(monkeypatch, capsys)()
+    assert (ended.code, ended.err.count("\n")) == (2, 2)
+    assert "loud_pack-1.0.dist-info are ignored" in ended.err
+    assert "a library reads the metadata of all packages, and some are broken" in ended.err
 
 
 def test_an_older_copy_of_a_package_does_not_count(install: Install) -> None:

@@ -209,21 +209,28 @@ def run() -> None:
             sys.exit(_fail(str(error), 2))
         except SystemExit as error:
             # One's own code may end the process wherever it is asked for an attribute: that is its failure.
-            if _raiser_of(error).partition(".")[0] not in ("harness1", "typer", "click"):
+            if _modules_of(error)[-1].partition(".")[0] not in ("harness1", "typer", "click"):
                 from harness1.plugins import failure  # not before: no verb may need it
 
                 sys.exit(_fail(f"code of others ended the command: {failure(error)}", 2))
             raise
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            if "importlib.metadata" not in _modules_of(error):
+                raise
+            from harness1.plugins import plugin_names
+
+            with say_ignored_plugins():
+                plugin_names("tools")  # which says what package it is
+            sys.exit(_fail(f"a library reads the metadata of all packages, and some are broken: {error}", 2))
         except OSError as error:  # of any argument or setting that names a path
             if error.errno != errno.ENAMETOOLONG:
                 raise
             sys.exit(_fail(f"{str(error.filename)[:80]}...: {error.strerror}", 2))
 
 
-def _raiser_of(error: BaseException) -> str:
-    """Return the name of the module that raised an error."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+def _modules_of(error: BaseException) -> list[str]:
+    """Return the names of the modules that an error went through; the last one raised it."""
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
 
 
 def _flush(name: str) -> None:
