@@ -16,7 +16,7 @@ import msgspec
 from harness1.data.open import benchmark_and_path, is_generated
 from harness1.data.source import Source
 from harness1.errors import SchemaError, UsageError
-from harness1.plain import paths_in
+from harness1.plain import at_home, paths_in
 from harness1.runs.files import STAGE, read_record
 
 UNKNOWN = "unknown:"
@@ -79,10 +79,17 @@ def united(*each: Iterable[str]) -> tuple[str, ...]:
 
 
 def known_origins(*places: str | Path) -> tuple[str, ...]:
-    """Return the known origins of those places that are folders, such as of an index, or of what `KIND:FOLDER` names,
-    with or without the address of a server: what else a model was trained on, nobody can tell."""
+    """Return the known origins of those places that are folders, or of what `KIND:FOLDER` names, with or without the
+    address of a server: what else a model was trained on, nobody can tell."""
     folders = (found for place in places if (found := _folder(str(place))))
     return tuple(each for each in origins_of(*folders) if not each.startswith(UNKNOWN))
+
+
+def searched_origins(*indexes: str) -> tuple[str, ...]:
+    """Return the origins of what is searched: of an index folder all, since its texts stand in what is made with it; of
+    an engine such as `milvus:FILE` the known ones."""
+    folders = filter(os.path.isdir, map(at_home, indexes))
+    return united(origins_of(*folders), known_origins(*indexes))
 
 
 def _folder(name: str) -> Path | None:

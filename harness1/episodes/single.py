@@ -13,7 +13,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.open import from_anywhere
-from harness1.data.origins import QUESTIONS, known_origins, origins_of, united
+from harness1.data.origins import QUESTIONS, origins_of, searched_origins, united
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.episodes.rollout import OnStep, episode_id, rollout
@@ -131,7 +131,7 @@ def open_run(
     inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
     stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)
     asked, held = origins_of(dataset) if dataset else QUESTIONS, origins_of(out) if read_stage(out) else ()
-    stage = msgspec.structs.replace(stage, origins=united(asked, policy_origins(policy), known_origins(index), held))
+    stage = msgspec.structs.replace(stage, origins=united(asked, policy_origins(policy), searched_origins(index), held))
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))

@@ -12,7 +12,7 @@ import msgspec
 from harness1.config import FORMER, Config
 from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
-from harness1.data.origins import known_origins, origins_of, united
+from harness1.data.origins import origins_of, searched_origins, united
 from harness1.env.pieces import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
 from harness1.errors import UsageError
@@ -112,7 +112,7 @@ class Evaluation:
         chat |= {"tokenizer": self.student} if self.student else {}
         card = runs.run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
         told = {"source": from_anywhere(self.dataset)} | ({"share": self.share} if self.share else {})
-        origins = united(origins_of(self.dataset), policy_origins(self.policy), known_origins(self.index))
+        origins = united(origins_of(self.dataset), policy_origins(self.policy), searched_origins(self.index))
         return msgspec.structs.replace(card, outputs={**card.outputs, **told}, origins=origins)
 
     def facts(self, stage: files.Stage) -> dict[str, Any]:

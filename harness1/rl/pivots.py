@@ -17,7 +17,7 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.config.settings import differences, put_back_removed
 from harness1.data.leaks import Selection, TaskFilter, open_filter
-from harness1.data.origins import known_origins, origins_of, united
+from harness1.data.origins import origins_of, searched_origins, united
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
 from harness1.env.pieces import counter_of
@@ -160,7 +160,7 @@ class Profile:
             "settings": self.name_settings(self.run.config.env),
             "selections": [msgspec.to_builtins(self.selection)],
         }
-        origins = united(origins_of(self.run.folder), policy_origins(self.name), known_origins(index))
+        origins = united(origins_of(self.run.folder), policy_origins(self.name), searched_origins(index))
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs, origins=origins)
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:

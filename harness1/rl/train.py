@@ -25,7 +25,7 @@ from harness1.config import Config
 from harness1.config.settings import put_back_removed
 from harness1.data.leaks import Selection, ShareName, TaskFilter, open_filter
 from harness1.data.open import from_anywhere, open_source
-from harness1.data.origins import QUESTIONS, known_origins, origins_of, united
+from harness1.data.origins import QUESTIONS, origins_of, searched_origins, united
 from harness1.data.source import Source
 from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
@@ -153,7 +153,7 @@ def train_policy(
     work.check()
     stage = work.stage(policy_hash)
     refuse_other(stage, work.out, "training")
-    searched = known_origins(*(setup.retriever for setup in work.setups))
+    searched = searched_origins(*(setup.retriever for setup in work.setups))
     origins = united(work.origins, origins_of(work.base), searched)
     with under_way(stage, work.out):
         card = Checkpoint(

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from harness1.config import Config
 from harness1.data import beir
 from harness1.data.leaks import KnownQueries
-from harness1.data.origins import known_origins, origins_of_source, united
+from harness1.data.origins import origins_of_source, searched_origins, united
 from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.memory import sentences
@@ -269,7 +269,7 @@ def write_tasks(
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}
     inputs["writer"] = TEMPLATE if writer is None else writer.name
     wrote = policy_origins(writer.name) if writer is not None else ()
-    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), known_origins(index), wrote))
+    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), searched_origins(index), wrote))
     if not force:
         refuse_other(stage, out, "set of tasks")
         if stage.is_done(out) and (done := read_stage(out)):

@@ -13,7 +13,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.open import open_source
-from harness1.data.origins import known_origins, origins_of_source, united
+from harness1.data.origins import origins_of_source, searched_origins, united
 from harness1.data.source import Source
 from harness1.errors import optional
 from harness1.eval.evaluate import Evaluation, evaluate
@@ -63,7 +63,7 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
     source = open_source(work.dataset)
     inputs = {"source": source.fingerprint, "teacher": work.teacher, "seed": work.seed}
     inputs |= {"shape": msgspec.to_builtins(work.shape), "env": work.config.env.plain()}
-    heard = united(known_origins(work.index), policy_origins(work.teacher))
+    heard = united(searched_origins(work.index), policy_origins(work.teacher))
     stage = Stage(VERB, inputs, origins=united(origins_of_source(source), heard))
     if not force:
         refuse_other(stage, work.out, "model")

@@ -270,6 +270,19 @@ def test_tasks_name_the_origins_of_their_writer_and_their_index(tmp_path: Path) 
     assert origins_of(tmp_path / "out") == ("stdlib", "world-60-0", "world-60-1")
 
 
+def test_what_was_made_with_an_index_of_unknown_origin_is_refused_unless_it_is_ones_own(tmp_path: Path) -> None:
+    source = open_source(str(copied(Path("world:60"), tmp_path / "data")))
+    found = open_source(str(copied_without_a_card(tmp_path / "data", tmp_path / "found")))
+    index = str(tmp_path / "index")
+    ensure_index(found, tmp_path / "index", Config())
+    write_tasks(source, index, tmp_path / "tasks", Config(), count=2, seed=0)
+    with open_run(tmp_path / "run", Config(), "driven", index, {}, dataset=source.label) as keep:
+        keep(EPISODE)
+    for place in (tmp_path / "tasks", tmp_path / "run"):
+        assert "no card says where found comes from" in refusal(place)
+        assert not refusal(place, own=True)
+
+
 def test_a_new_model_names_the_origins_of_all_that_its_vocabulary_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
