@@ -403,6 +403,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 def read_adapters(folder: Path) -> Adapters:
     """Return the adapters in a folder, in float32; raise UsageError if there are none that can be used."""
     config = read_adapter_config(folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UsageError(f"{folder} has no file {ADAPTER_WEIGHTS}")
     with optional("train"):
         from safetensors.torch import load_file
     with refusing(f"{folder / ADAPTER_WEIGHTS} is damaged"):

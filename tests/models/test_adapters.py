@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -382,3 +383,11 @@ def test_adapters_of_other_kinds_and_damaged_files_are_refused(tmp_path: Path, b
     for read in (read_adapters, base_folder, folder_hash):
         with pytest.raises(UsageError, match="not a configuration of adapters"):
             read(out)
+
+
+def test_a_pipe_in_place_of_the_weights_of_adapters_is_an_error_and_is_not_waited_for(tmp_path: Path) -> None:
+    settings = {"base_model_name_or_path": "base", "r": 1, "lora_alpha": 1}
+    write_json(tmp_path / ADAPTER_CONFIG, settings)
+    os.mkfifo(tmp_path / ADAPTER_WEIGHTS)
+    with pytest.raises(UsageError, match=r"has no file adapter_model\.safetensors"):
+        read_adapters(tmp_path)
