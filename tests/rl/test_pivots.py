@@ -113,7 +113,7 @@ def test_a_profile_names_the_origins_of_its_policy_and_its_index(taught: Teacher
     copy_dataset("stdlib", tmp_path / "student")
     copy_dataset("world:60:1", tmp_path / "index")
     named = replace(work(taught), name=f"hf:{tmp_path / 'student'}", index=str(tmp_path / "index"))
-    assert named.stage().origins == ("stdlib", "world-60-1", WORLD)
+    assert named.stage().origins == ("stdlib", "unknown:index", "world-60-1", WORLD)
 
 
 def by_name(folder: Path) -> dict[str, Pivot]:
@@ -168,7 +168,7 @@ def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: 
 def test_a_readme_and_a_card_say_what_became_of_every_turn(taught: TeacherRun, finished: Path) -> None:
     found = read_pivots(finished)
     stage = read_stage(finished)
-    assert (stage.status, stage.origins) == ("finished", (WORLD,))
+    assert (stage.status, stage.origins) == ("finished", ("unknown:index", WORLD))  # it was built without a card
     fates = stage.gates["fates"]
     assert Path(stage.outputs["index"]).is_absolute()
     tasks = {split: {each.task_id for each in found if each.split == split} for split in ("train", "held_out")}
