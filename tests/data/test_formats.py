@@ -2,7 +2,6 @@
 
 import io
 import json
-import zipfile
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -15,85 +14,7 @@ from harness1.data.open import open_source
 from harness1.errors import CorpusError
 from harness1.plugins import find_plugin
 from tests.data import hostile
-
-WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
-RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
-OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-
-
-def packed(files: dict[str, str]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return out.getvalue()
-
-
-def links(*targets: tuple[str, str]) -> str:
-    inner = [
-        f'<Relationship Id="r{number}" Type="{OFFICE}/{kind}" Target="{target}"/>'
-        for number, (kind, target) in enumerate(targets, start=1)
-    ]
-    return f'<Relationships xmlns="{RELATIONS}">{"".join(inner)}</Relationships>'
-
-
-TYPES = (
-    '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels"'
-    ' ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Default Extension="xml"'
-    ' ContentType="application/xml"/></Types>'
-)
-
-
-def docx(body: str) -> bytes:
-    return packed({
-        "[Content_Types].xml": TYPES,
-        "_rels/.rels": links(("officeDocument", "word/document.xml")),
-        "word/document.xml": f'<w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>',
-    })  # fmt: skip
-
-
-def paragraph(text: str) -> str:
-    return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
-
-
-def xlsx(**sheets: list[list[str]]) -> bytes:
-    files = {"[Content_Types].xml": TYPES, "_rels/.rels": links(("officeDocument", "xl/workbook.xml"))}
-    named = "".join(f'<sheet name="{name}" sheetId="{at}" r:id="r{at}"/>' for at, name in enumerate(sheets, start=1))
-    files["xl/workbook.xml"] = f'<workbook xmlns="{SHEET}" xmlns:r="{OFFICE}"><sheets>{named}</sheets></workbook>'
-    targets = [("worksheet", f"worksheets/sheet{at}.xml") for at in range(1, len(sheets) + 1)]
-    files["xl/_rels/workbook.xml.rels"] = links(*targets)
-    for at, rows in enumerate(sheets.values(), start=1):
-        cells = "".join(
-            "<row>" + "".join(f'<c t="inlineStr"><is><t>{cell}</t></is></c>' for cell in row) + "</row>" for row in rows
-        )
-        files[f"xl/worksheets/sheet{at}.xml"] = f'<worksheet xmlns="{SHEET}"><sheetData>{cells}</sheetData></worksheet>'
-    return packed(files)
-
-
-def epub(text: str) -> bytes:
-    package = (
-        '<package xmlns="http://www.idpf.org/2007/opf" version="3.0"><metadata'
-        ' xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Lighthouse</dc:title></metadata><manifest><item'
-        ' id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest><spine><itemref idref="a"/></spine>'
-        "</package>"
-    )
-    container = (
-        '<container version="1.0" xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile'
-        ' full-path="c.opf" media-type="application/oebps-package+xml"/></rootfiles></container>'
-    )
-    page = f'<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{text}</p></body></html>'
-    files = {"mimetype": "application/epub+zip", "META-INF/container.xml": container, "c.opf": package, "a.xhtml": page}
-    return packed(files)
-
-
-def odt(text: str) -> bytes:
-    office = "urn:oasis:names:tc:opendocument:xmlns:office:1.0"
-    inner = f'<text:p xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{text}</text:p>'
-    body = f"<office:body><office:text>{inner}</office:text></office:body>"
-    content = f'<office:document-content xmlns:office="{office}">{body}</office:document-content>'
-    return packed({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
-
+from tests.data.office_files import docx, epub, odt, paragraph, xlsx
 
 TABLE = f"<w:tbl><w:tr><w:tc>{paragraph('Bergen')}</w:tc><w:tc>{paragraph('431')}</w:tc></w:tr></w:tbl>"
 SUBJECT = b"Subject: =?utf-8?q?Caf=C3=A9_list?=\n"
