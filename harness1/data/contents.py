@@ -121,14 +121,37 @@ def _wide(data: bytes) -> str:
     return "utf-16-be" if even > odd else "utf-16-le"
 
 
+_ODD = re.compile(
+    "[\uff61-\uff9f\u3131-\u318e\u2500-\u259f]"  # half-width kana, letters of Hangul that make no syllable, frames
+    "|(?<=[^\\W\\d_])[¢£¤¥¦§¨©¬®¯°±²³´¶¸¹¼½¾×÷ˇ˘˙˛˝](?=[^\\W\\d_])"  # signs within words
+)
+_HANGUL = re.compile("[\uac00-\ud7a3]")
+ODD = 0.1  # share of the characters beyond ASCII above which a text is read wrongly
+
+
 def _detected(data: bytes) -> str:
     from charset_normalizer import from_bytes
 
     found = from_bytes(data[:DETECTED], cp_isolation=[*USUAL])
     best = min(
-        found, key=lambda each: (round(each.chaos, 2), -each.coherence, USUAL.index(each.encoding)), default=None
+        found,
+        key=lambda each: (
+            _is_odd(str(each), each.encoding),
+            round(each.chaos, 2),
+            -each.coherence,
+            USUAL.index(each.encoding),
+        ),
+        default=None,
     )
     return best.encoding if best else USUAL[0]
+
+
+def _is_odd(text: str, encoding: str) -> bool:
+    """Return whether a text has what texts hardly have: the detector, which goes by words, cannot tell of one line."""
+    odd, beyond = len(_ODD.findall(text)), sum(letter > "\x7f" for letter in text)
+    if encoding == "cp949":  # syllables that Korean does not use are in its first rows and columns
+        odd += sum(min(letter.encode(encoding)) < 0xA1 for letter in _HANGUL.findall(text))
+    return odd > ODD * beyond
 
 
 LONGEST_HEADER = 200  # characters of a table's header that stand in each of its rows

@@ -21,7 +21,7 @@ from harness1.plugins import plugin_names
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document, GivenChunk, cut
 
-EDITION = 1  # counts changes in how files are read
+EDITION = 2  # counts changes in how files are read
 SECTION = 2048  # characters of a section above which it is cut, as documents are
 BETWEEN = "\n\n"  # joins sections
 
