@@ -1,10 +1,13 @@
-"""Measure the cost of searching beside peers.
+"""Measure the cost of searching, and what is found in a messy folder, beside peers.
 
 bm25  building, opening and searching, beside bm25s, tantivy and rank_bm25: each engine builds in one process and is
       opened in another; searches of all engines are interleaved, pass by pass, and the median pass of each counts
 grep  rare literals beside plain scans by RE2 of the same bytes, and patterns designed to be slow
+folder  the files of a messy folder that its questions ask for: the script, one search of ours, bm25s, and files by how
+      many words of the question they hold, as ripgrep counts them, all over the same texts and with sets of equal size
 
 python benchmarks/retrieval.py bm25 grep --seed $DATA/hotpotqa --chunks 1000000
+python benchmarks/retrieval.py folder --draw 1
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import random
+import re
 import shutil
 import statistics
 import sys
@@ -26,16 +30,27 @@ from typing import Any
 import numpy as np
 import re2
 
-from benchmarks.engines import BUILT_BY, ENGINES, Ours, chunk_number, disk_mb, peak_mb, queries, resident_mb
-from harness1.retrieval.grep import grep_segments
-from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.retrieval.protocol import BadPattern, RetrievalFault
-
 if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-TABLES = ("bm25", "grep")
+from benchmarks.engines import BUILT_BY, ENGINES, Ours, chunk_number, disk_mb, peak_mb, queries, resident_mb
+from benchmarks.systems import SINGLE
+from harness1.config import load_config
+from harness1.data.indexing import ensure_index
+from harness1.data.open import open_source
+from harness1.eval.evaluate import Evaluation, ensure_run
+from harness1.eval.statistics import RESAMPLES, bootstrap_mean, paired_difference
+from harness1.records import Task
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.grep import grep_segments
+from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.protocol import BadPattern, RetrievalFault
+from harness1.runs.journal import read_episodes
+from harness1.words import STOP_WORDS
+from tests.data.messy_folder import write_folder
+
+TABLES = ("bm25", "grep", "folder")
 MADE_UP = "world:300"
 """The default source of texts and questions."""
 Row = dict[str, Any]
@@ -64,6 +79,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of {', '.join(TABLES)}; without, all")
     parser.add_argument("--seed", default=MADE_UP, help="the corpus that is varied")
     parser.add_argument("--chunks", type=int, default=100_000, help="size of the corpus")
+    parser.add_argument("--draw", type=int, default=0, help="decides the files around those that are asked for")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="rows of the bm25 table")
     parser.add_argument("--folder", type=Path, help="keep indexes here, and use those that are there")
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
@@ -81,6 +97,8 @@ def _measure(table: str, folder: Path, options: argparse.Namespace) -> dict[str,
     if table == "bm25":
         names = sorted(options.engines, key=list(ENGINES).index)
         return {"bm25": bm25_table(options.seed, _sized(folder, options), options.chunks, names)}
+    if table == "folder":
+        return folder_tables(folder / f"messy-{options.draw}", AROUND, options.draw)
     built = _sized(folder, options)
     if not (built / "ours").exists():
         Ours(built).build(options.seed, options.chunks)
@@ -106,10 +124,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
     return "" if value is None else str(value)
-
-
-if __name__ == "__main__":
-    main()
 
 
 K, EXCLUDED, QUERIES, PASSES = 50, 300, 200, 5
@@ -337,3 +351,95 @@ def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     begin = time.perf_counter()
     result = work(*arguments)
     return (time.perf_counter() - begin) * 1000, result
+
+
+AROUND, FIRST_FILES, SET = 300, 3, 30
+Rankings = dict[str, list[str]]  # the names of files for each question, best first
+
+
+def folder_tables(folder: Path, around: int, draw: int) -> dict[str, list[Row]]:
+    """Return a row for each system: the shares of questions whose file is among its first three, and in its set, which
+    is for each question as large as the script's, with 95 % intervals, and how much more the script finds; and a row
+    for each question whose file is not among the first three of the script, with its place for each system."""
+    tasks = write_folder(folder / "files", around, draw)
+    source = open_source(str(folder / "files"), leave_out=True)
+    documents = [*source.documents()]
+    print("\n".join([*source.problems, *source.reading.lines()]), file=sys.stderr)
+    ensure_index(source, folder / "index", load_config(None, []))
+    found = {
+        "script": _delivered(folder, "scripted", (), tasks),
+        "one search": _delivered(folder, "single-shot", SINGLE, tasks),
+        "bm25s": _by_bm25s(documents, tasks),
+        "words counted": {task.task_id: _by_words(documents, task.query) for task in tasks},
+    }
+    gold = {task.task_id: name for task in tasks if task.gold for name in task.gold.relevant}
+    places = {
+        system: {task: _place(ranking, gold[task]) for task, ranking in each.items()} for system, each in found.items()
+    }
+    rows = list[Row]()
+    limits = {
+        "first_3": dict.fromkeys(gold, FIRST_FILES),
+        "in_set": {task: len(found["script"][task]) for task in gold},
+    }
+    for system, of_task in places.items():
+        rows.append({"system": system, "questions": len(gold)})
+        for name, limit in limits.items():
+            ours, theirs = (
+                {task: float(0 < each[task] <= limit[task]) for task in gold} for each in (places["script"], of_task)
+            )
+            share, more = bootstrap_mean([*theirs.values()], RESAMPLES), paired_difference(ours, theirs, RESAMPLES)
+            rows[-1] |= {name: share.mean, f"{name}_from": share.low, f"{name}_to": share.high}
+            rows[-1] |= {f"{name}_behind": more.mean, f"{name}_behind_from": more.low, f"{name}_behind_to": more.high}
+    missed = [
+        {"file": gold[task.task_id], "question": task.query}
+        | {name: each[task.task_id] for name, each in places.items()}
+        for task in tasks
+        if not 0 < places["script"][task.task_id] <= FIRST_FILES
+    ]
+    return {"folder": rows, "missed": missed}
+
+
+def _place(ranking: list[str], name: str) -> int:
+    """Return the place of a file, counted from 1; 0 if it is not there."""
+    return ranking.index(name) + 1 if name in ranking else 0
+
+
+def _delivered(folder: Path, policy: str, settings: Sequence[str], tasks: Sequence[Task]) -> Rankings:
+    """Play a policy, and return the files of its sets in their order."""
+    config = load_config(None, ["env.retrieval.mode=bm25", *settings])
+    run = folder / policy
+    ensure_run(Evaluation(str(folder / "files"), "test", tasks, str(folder / "index"), policy, config), run)
+    return {each.task.task_id: [str(unit.unit_id) for unit in each.curated] for each in read_episodes(run)}
+
+
+def _by_bm25s(documents: Sequence[Document], tasks: Sequence[Task]) -> Rankings:
+    import bm25s
+    import Stemmer
+
+    def terms(texts: list[str]) -> Any:
+        stemmer = Stemmer.Stemmer("english")
+        return bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False)
+
+    model = bm25s.BM25()
+    model.index(terms([f"{document.title} {document.text}" for document in documents]), show_progress=False)
+    rankings = {}
+    for task in tasks:
+        places, scores = model.retrieve(terms([task.query]), k=min(SET, len(documents)), show_progress=False)
+        pairs = zip(places[0].tolist(), scores[0].tolist(), strict=True)
+        rankings[task.task_id] = [str(documents[place].doc_id) for place, score in pairs if score > 0]
+    return rankings
+
+
+def _by_words(documents: Sequence[Document], question: str) -> list[str]:
+    """Return files by how many words of a question they hold, then by how often, then by name."""
+    words = {*re.findall(r"\w+", question.lower())} - STOP_WORDS
+    ranked = []
+    for document in documents:
+        text = f"{document.title} {document.text}".lower()
+        counts = [text.count(word) for word in words]
+        ranked.append((-sum(map(bool, counts)), -sum(counts), str(document.doc_id)))
+    return [name for held, _, name in sorted(ranked)[:SET] if held]
+
+
+if __name__ == "__main__":
+    main()
