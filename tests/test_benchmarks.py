@@ -58,6 +58,7 @@ def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(
     assert all(row["outcome"] for row in report["hostile"])
 
 
+@pytest.mark.slow
 def test_the_messy_folder_is_asked_of_every_system_over_the_same_texts(tmp_path: Path) -> None:
     report = retrieval.folder_tables(tmp_path, around=20, draw=0)
     assert [row["system"] for row in report["folder"]] == ["script", "one search", "bm25s", "words counted"]

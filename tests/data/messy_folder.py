@@ -95,7 +95,8 @@ def _message(text: str, encoding: str) -> bytes:
     given, message = HeaderParser().parsestr(text), EmailMessage()
     for name, value in given.items():
         message[name] = value
-    message.set_content(given.get_payload(), charset=encoding)
+    body = str(given.get_payload())
+    message.set_content(body, charset=encoding if _encoded(body, encoding) != body.encode() else "utf-8")
     return message.as_bytes()
 
 
@@ -134,7 +135,7 @@ def _write_other(folder: Path, number: int, language: dict[str, Any], slots: dic
     sentences = [_filled(each, slots, rng) for each in rng.sample(language["sentences"], rng.randint(3, 4))]
     encoding = rng.choice(language["encodings"]) if ending in NARROW else "utf-8"
     if ending == ".eml" and encoding.startswith("utf-16"):
-        encoding = "utf-8"
+        encoding = "utf-8"  # which no message has
     text = _other_text(ending, title, sentences, language["cells"], slots, rng)
     _write(folder / f"{title}{ending}", _packed(ending, title, text, encoding))
 
