@@ -220,21 +220,24 @@ class _Passage(msgspec.Struct):
     text: str | None = None
 
 
-def find_questions(root: Path, *, follow_links: bool = False) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Return the files of questions with passages by split, as the hub has them for training retrievers, and the files
-    of further documents beside them; nothing if a folder has no such questions, or pyarrow is not installed."""
-    names = Walk(root, lambda name, why: None, follow_links=follow_links).files() if root.is_dir() else [root.name]
+def find_questions(root: Path, *, follow_links: bool = False) -> tuple[dict[str, list[Path]], list[Path], list[Path]]:
+    """Return the files of questions with passages by split, as the hub has them for training retrievers, the files of
+    further documents beside them, and all others; nothing if a folder has no such questions, or pyarrow is not
+    installed."""
+    walk = Walk(root, lambda name, why: None, follow_links=follow_links)
+    paths = [root / name for name in sorted(walk.files())] if root.is_dir() else [root]
     parts: dict[tuple[Path, str], list[Path]] = {}
-    for name in sorted(name for name in names if name.endswith(".parquet")):
-        path = root / name if root.is_dir() else root
-        parts.setdefault((path.parent, re.split(r"[-.]", path.name)[0]), []).append(path)
+    for path in paths:
+        if path.name.endswith(".parquet"):
+            parts.setdefault((path.parent, re.split(r"[-.]", path.name)[0]), []).append(path)
     splits, further = dict[str, list[Path]](), list[Path]()
     with suppress(CorpusError, MissingExtra):
         for (_, name), found in islice(parts.items(), MOST_PARTS):
             _, row = next(tables.rows(found[:1], refuse, (POSITIVE,)), ("", Row()))
             (splits.setdefault(name, []) if POSITIVE in row else further).extend(found)
-        return splits, further
-    return {}, []
+        read = {*further, *chain.from_iterable(splits.values())}
+        return splits, further, [path for path in paths if path not in read]
+    return {}, [], []
 
 
 def open_questions(root: Path, splits: Mapping[str, Sequence[Path]], further: Sequence[Path], fault: Fault) -> Source:

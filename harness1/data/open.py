@@ -20,6 +20,7 @@ import msgspec
 from harness1.data import beir, corpora, folder, tables, trec
 from harness1.data.source import DuplicateId, Fault, Reading, Source, refuse
 from harness1.errors import CorpusError, UsageError
+from harness1.plain import counted
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
 
@@ -141,9 +142,13 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
         tasks, read = partial(beir.read_tasks, path, fault=fault), partial(tables.read_documents, corpus, on_line)
         common["has_documents"] = corpus.stat().st_size > 0  # else they are elsewhere
         return Source(root.name, "beir", read, beir.splits(path), tasks, **common)
-    splits, further = corpora.find_questions(path, follow_links=follow_links)
+    splits, further, others = corpora.find_questions(path, follow_links=follow_links)
     if splits:
-        return corpora.open_questions(path, splits, further, fault)
+        source = corpora.open_questions(path, splits, further, fault)
+        if others:
+            told = "not read, because Parquet files of the folder are questions with passages"
+            source.reading.notices.append(f"{counted(len(others), 'other file')} {told}")
+        return source
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return Source(root.name, "jsonl", partial(tables.read_documents, path, on_line), **common)
     if not path.is_dir() and not path.is_file():

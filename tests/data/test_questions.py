@@ -22,7 +22,10 @@ def test_questions_with_passages_are_tasks_over_them(tmp_path: Path) -> None:
     for part, row in enumerate(rows):
         write_table(pyarrow.Table.from_pylist([row]), tmp_path / "data" / f"train-0000{part}-of-00002.parquet")
     write_table(pyarrow.Table.from_pylist([C]), tmp_path / "data" / "corpus.parquet")
+    (tmp_path / "README.md").write_text("About it")
     source = open_source(str(tmp_path))
+    told = "1 other file not read, because Parquet files of the folder are questions with passages"
+    assert source.reading.lines() == [told]
     assert [(each.doc_id, each.title) for each in source.documents()] == [("a", "A"), ("b", "B"), ("c", "C")]
     found = {task.task_id: (task.query, dict(task.gold.relevant)) for task in source.tasks("train")}
     assert found == {"1": ("what?", {"a": 1}), "2": ("who?", {"b": 1, "c": 1})}
