@@ -61,6 +61,7 @@ USUAL = (
 )
 """Encodings that old files have, the more usual ones first: among all that Python has, most short texts fit another."""
 DETECTED = 256 << 10  # bytes by which the encoding of a text is found
+DAMAGED = 3  # letters beyond ASCII, for each one that is broken, of which a text in UTF-8 has more than any other
 
 
 def is_binary(data: bytes) -> bool:
@@ -81,17 +82,16 @@ def is_utf8(data: bytes) -> bool:
 
 
 def decoded(data: bytes, *, declares: bool = False) -> tuple[str, str]:
-    """Return the text of some bytes, by their byte order mark, as UTF-8, as they declare (`declares`), or as a detector
-    finds; and a notice if their encoding was guessed or does not fit."""
+    """Return the text of some bytes, by their byte order mark, as UTF-8 (also if a little of it is broken), as they
+    declare (`declares`), or as a detector finds; and a notice if their encoding was guessed or does not fit."""
     for mark, encoding in _MARKS.items():
         if data.startswith(mark):
             return _lenient(data[len(mark) :], encoding)
     if wide := _wide(data[:SNIFFED]):
         return _lenient(data, wide)
-    try:
-        return data.decode(), ""
-    except UnicodeDecodeError as error:
-        place = error.start
+    text, wrong = _lenient(data, "utf-8")
+    if not wrong or len(text) - len(text.encode("ascii", "ignore")) >= DAMAGED * text.count("\ufffd"):
+        return text, wrong
     if declares and (found := _DECLARED.search(data[:4096])):
         try:
             name = codecs.lookup(found[1].decode()).name
@@ -102,8 +102,8 @@ def decoded(data: bytes, *, declares: bool = False) -> tuple[str, str]:
         except (LookupError, ValueError):
             pass  # there is none of that name, it is one of bytes, or the declaration is wrong
     encoding = _detected(data)
-    text, wrong = _lenient(data, encoding)
-    return text, wrong or f"not UTF-8 (byte {place}): read as {encoding}, which is a guess"
+    text, unfit = _lenient(data, encoding)
+    return text, unfit or f"{wrong}: read as {encoding}, which is a guess"
 
 
 def _lenient(data: bytes, encoding: str) -> tuple[str, str]:
@@ -132,7 +132,9 @@ ODD = 0.1  # share of the characters beyond ASCII above which a text is read wro
 def _detected(data: bytes) -> str:
     from charset_normalizer import from_bytes
 
-    found = from_bytes(data[:DETECTED], cp_isolation=[*USUAL])
+    if len(data) > DETECTED:  # a character that is cut into two would fit no encoding
+        data = data[: data.rfind(b"\n", 0, DETECTED) + 1 or DETECTED]
+    found = from_bytes(data, cp_isolation=[*USUAL])
     best = min(
         found,
         key=lambda each: (
@@ -160,12 +162,14 @@ _NUMBER = re.compile(r"[\s\d.,:/%+-]*")
 
 def table_text(rows: Sequence[Sequence[str]]) -> str:
     """Return a table as a line for each row, in which the header names each value, if there is one: a first row of
-    different words."""
+    different words, which is not so long that a text of it all would be too large."""
     rows = [[" ".join(cell.split()) for cell in row] for row in rows]
     rows = [row for row in rows if any(row)]
     head = rows[0] if len(rows) > 1 else []
     named = [name for name in head if not _NUMBER.fullmatch(name)]
-    if len(head) < 2 or len({*named}) < len(head) or sum(map(len, head)) > LONGEST_HEADER:
+    length = sum(map(len, head))
+    is_header = len(head) >= 2 and len({*named}) == len(head)
+    if not is_header or length > LONGEST_HEADER or length * len(rows) > TEXT_BYTES // 2:
         return "\n".join(" | ".join(row) for row in rows)
     return "\n".join(
         " | ".join(f"{name}: {cell}" if name else cell for name, cell in zip_longest(head, row, fillvalue="") if cell)

@@ -21,7 +21,7 @@ from harness1.plugins import plugin_names
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document, GivenChunk, cut
 
-EDITION = 2  # counts changes in how files are read
+EDITION = 3  # counts changes in how files are read
 SECTION = 2048  # characters of a section above which it is cut, as documents are
 BETWEEN = "\n\n"  # joins sections
 
@@ -75,7 +75,7 @@ def _shown(name: str) -> str:
 
 
 MARKUP, PAGES = frozenset({"adoc", "md", "org", "rst", "txt"}), frozenset({"htm", "html", "xhtml"})
-ALIKE, AS_LONG = 0.9, 0.5  # share of the words of a source in its page or the reverse, and of their numbers of words
+ALIKE, AS_LONG = 0.9, 0.5  # share of the words of what is left out in what is kept, and of their numbers of words
 _WORD = re.compile(r"\w+")
 
 
@@ -98,7 +98,7 @@ class _Texts:
         words, is_page = {*_WORD.findall(text.lower())}, ending in PAGES
         for other, other_is_page, known in self._beside.get(stem, ()):
             few, many = sorted((len(words), len(known)))
-            if is_page != other_is_page and len(words & known) >= ALIKE * few and few >= AS_LONG * many:
+            if is_page != other_is_page and len(words & known) >= ALIKE * len(words) and few >= AS_LONG * many:
                 return other
         self._beside = {stem: [*self._beside.get(stem, ()), (name, is_page, words)]}
         return name
@@ -143,7 +143,7 @@ def _chunks(name: str, found: Contents) -> Iterator[GivenChunk]:
         for start, end in cut(section, SECTION):
             while chunk_id in taken:
                 number += 1
-                chunk_id = f"{name}#{anchor}.{number}"
+                chunk_id = f"{name}#{anchor}&part={number}"
             taken.add(chunk_id)
             yield GivenChunk(ChunkId(chunk_id), at + start, at + end)
         at += len(section) + len(BETWEEN)
@@ -163,7 +163,6 @@ def _read(file: Path, apart: ReadApart) -> Contents:
         if known is None and is_binary(data):
             raise NotText
         data += opened.read(form.most + 1 - len(data))
-    if len(data) > form.most:
-        raise Unreadable(f"larger than {form.most:,} bytes")
+    form.check_size(data)
     is_plain = form.read is None and b"\0" not in data and is_utf8(data)  # else a detector may be needed, or worse
     return read_text(form, data) if is_plain else apart.read(ending, data)

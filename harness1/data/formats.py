@@ -10,19 +10,19 @@ import csv
 import email
 import email.policy
 import html
+import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from harness1.data.contents import (
     BROKEN,
@@ -38,7 +38,7 @@ from harness1.data.contents import (
 )
 from harness1.data.pages import OFFICE, join_hyphenated, read_docx, read_html, read_office, read_page, read_pdf
 from harness1.errors import MALFORMED, UsageError
-from harness1.plain import utf8_safe
+from harness1.plain import counted, utf8_safe
 from harness1.plugins import find_plugin, open_added, plugin_names
 
 Read = Callable[[bytes], Contents]
@@ -56,20 +56,29 @@ class Format:
     most: int = TEXT_BYTES
     needs: str = ""
 
+    def check_size(self, data: bytes) -> None:
+        """Raise Unreadable if a file is too large."""
+        if len(data) > self.most:
+            raise Unreadable(f"larger than {self.most:,} bytes")
+
 
 def read_table(data: bytes) -> Contents:
-    """Return a table of values between commas, semicolons, tabs or bars, each row with the names of its header."""
+    """Return a table of values between tabs, commas, semicolons or bars, each row with the names of its header. Quotes
+    that do not pair are inches, or words."""
     text, notice = decoded(data)
-    first = text.lstrip("\r\n").partition("\n")[0]
-    between = max("\t,;|", key=first.count)
-    before = csv.field_size_limit(TEXT_BYTES)
+    first = re.sub('"[^"]*"', "", text.lstrip("\r\n").partition("\n")[0])
+    between = "\t" if "\t" in first else max(",;|", key=first.count)
+    csv.field_size_limit(TEXT_BYTES)
     try:
-        rows = [*csv.reader(text.splitlines(keepends=True), delimiter=between)]
+        rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)]
     except csv.Error:
-        return whole("", text, notice)
-    finally:
-        csv.field_size_limit(before)
+        rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=csv.QUOTE_NONE)]
     return whole("", table_text(rows), notice)
+
+
+def _parsed(text: str) -> Any:
+    """Return the value in a text of JSON, whose numbers stay as they are written."""
+    return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[str]:
@@ -90,8 +99,9 @@ def read_json(data: bytes, *, lines: bool = False) -> Contents:
     """Return a JSON value, or one on each line, as a line for each value in it; what is none as it stands."""
     text, notice = decoded(data)
     try:
-        values = map(msgspec.json.decode, filter(str.strip, text.split("\n") if lines else [text]))
-        return whole("", "\n\n".join("\n".join(_flat(value)) for value in values), notice)
+        values = map(_parsed, filter(str.strip, text.split("\n") if lines else [text]))
+        shown = utf8_safe("\n\n".join("\n".join(_flat(value)) for value in values))
+        return whole("", shown if len(shown) <= TEXT_BYTES else text, notice)
     except MALFORMED:
         return whole("", text, notice)
 
@@ -102,71 +112,100 @@ def _joined(value: Any) -> str:
 
 
 def read_notebook(data: bytes) -> Contents:
-    """Return the cells of a notebook, with what they printed."""
+    """Return the cells of a notebook, with what they printed; before version 4, they are those of its worksheets."""
+    json_text, notice = decoded(data)
     try:
-        cells, texts = msgspec.json.decode(data)["cells"], list[str]()
-        for cell in cells:
-            texts.append(_joined(cell.get("source")))
-            outputs = cell.get("outputs") or ()
-            shown = (each.get("text") or (each.get("data") or {}).get("text/plain") for each in outputs)
-            texts += [_joined(each) for each in shown if each]
-    except (*MALFORMED, *BROKEN) as error:
+        book, texts = _parsed(json_text), list[str]()
+        for cell in chain.from_iterable(each["cells"] for each in book.get("worksheets") or [book]):
+            texts.append(_joined(cell.get("source") or cell.get("input")))
+            for each in cell.get("outputs") or ():
+                shown = each.get("text") or (each.get("data") or {}).get("text/plain") or each.get("evalue")
+                texts += [_joined(shown)] if shown else []
+    except BROKEN as error:
         raise Unreadable(f"no notebook ({reason(error)})") from error
-    text = "\n\n".join(texts)
-    return whole(_title(MARKDOWN, text), text)
+    text = utf8_safe("\n\n".join(texts))
+    return whole(_title(MARKDOWN, text), text, notice)
 
 
-_TAG = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)|<!--.*?(?:-->|\Z)|<[^<>]*>", re.DOTALL)
+_TAG = re.compile(
+    r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)|<!--.*?(?:-->|\Z)|</?(?:emphasis|strong|su[bp]|tspan)\b[^<>]*>|(<[^<>]*>)", re.DOTALL
+)
+_WORDED = re.compile(r"""\s(?:alt|description|label|summary|text|title)\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
 
 
 def read_xml(data: bytes) -> Contents:
-    """Return the text between the tags of an XML file."""
+    """Return the text between the tags of an XML file, and what they say themselves, as those of outlines do."""
     text, notice = decoded(data, declares=True)
-    lines = html.unescape(_TAG.sub(lambda found: found[1] or "\n", text)).splitlines()
+
+    def shown(found: re.Match[str]) -> str:
+        said = (first or second for first, second in _WORDED.findall(found[2] or ""))
+        return "\n".join(["", *said, ""]) if found[2] else found[1] or ""
+
+    lines = html.unescape(_TAG.sub(shown, text)).splitlines()
     return whole("", "\n".join(line for line in map(str.strip, lines) if line), notice)
 
 
 HEADERS = ("From", "To", "Cc", "Date", "Subject")
 
 
+def _parts(message: MIMEPart, is_choice: bool = False) -> Iterator[tuple[MIMEPart, bool]]:
+    """Yield the parts of a message that hold no others, and whether others say the same."""
+    if message.get_content_maintype() != "multipart":
+        yield message, is_choice
+    elif message.is_multipart():
+        for part in message.iter_parts():
+            yield from _parts(part, is_choice or message.get_content_subtype() == "alternative")
+
+
+def _text_of(part: MIMEPart) -> tuple[str, str]:
+    """Return the text of a part of a message, and a notice, as `decoded` does."""
+    packed, notice = part.get_payload(decode=True), ""
+    raw = packed if isinstance(packed, bytes) else b""
+    try:
+        text = raw.decode(part.get_content_charset() or "utf-8")
+    except (LookupError, ValueError):
+        text, notice = decoded(raw, declares=True)
+    return read_html(text)[1] if part.get_content_subtype() == "html" else text, notice
+
+
 def _message(data: bytes, anchor: str = "") -> Contents:
-    """Return what a message holds: its plain part, else its page, and a section for each section of what is attached;
-    of what cannot be read, the name."""
+    """Return what a message holds: its plain parts, and those pages that no plain part stands for; and a section for
+    each section of what is attached; of what cannot be read, the name."""
     message = email.message_from_bytes(data, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     lines = [utf8_safe(f"{name}: {message[name]}") for name in HEADERS if message[name]]
-    body = message.get_body(("plain", "html")) or (message if message.get_content_maintype() == "text" else None)
-    attached, text = list[tuple[str, str]](), ""
-    for part in message.iter_attachments():
+    attached, texts, notices = list[tuple[str, str]](), list[tuple[str, bool]](), list[str]()
+    for part, is_choice in _parts(message):
         is_message = part.get_content_type() == "message/rfc822"
-        packed: Any = part.get_content().as_bytes() if is_message else part.get_payload(decode=True)
         name = utf8_safe(part.get_filename() or ("message.eml" if is_message else ""))
-        lines += [f"Attached: {name}"] if name else []
-        with suppress(Unreadable, UsageError):
-            found = read_file(Path(name).suffix.lower(), packed).sections if name else ()
-            attached += [("&".join(filter(None, (anchor, f"attached={name}", at))), each) for at, each in found]
-    if body is not None:
-        packed = body.get_payload(decode=True)
-        raw, charset = packed if isinstance(packed, bytes) else b"", body.get_content_charset()
-        try:
-            text = raw.decode(charset or "utf-8")
-        except (LookupError, ValueError):
-            text, _ = decoded(raw, declares=True)
-        text = read_html(text)[1] if body.get_content_subtype() == "html" else text
-    return Contents(utf8_safe(str(message["Subject"] or "")), [(anchor, "\n".join([*lines, "", text])), *attached])
+        if part.get_content_maintype() == "text" and (not name or part is message):
+            text, notice = _text_of(part)
+            texts += [(text, is_choice and part.get_content_subtype() != "plain")] if text.strip() else []
+            notices += [notice] if notice else []
+        elif name:
+            lines.append(f"Attached: {name}")
+            with suppress(Unreadable, UsageError, *BROKEN):
+                packed: Any = part.get_content().as_bytes() if is_message else part.get_payload(decode=True)
+                for at, each in read_file(Path(name).suffix.lower(), packed).sections:
+                    attached.append(("&".join(filter(None, (anchor, f"attached={name}", at))), each))
+    plain = [text for text, is_other in texts if not is_other] or [text for text, _ in texts[:1]]
+    shown = "\n".join([*lines, "", *plain])
+    return Contents(utf8_safe(str(message["Subject"] or "")), [(anchor, shown), *attached], "; ".join(notices))
 
 
 def read_mailbox(data: bytes) -> Contents:
     """Return the messages of a mailbox, a section for each."""
-    messages = re.split(rb"(?m)^From [^\n]*\d{4}[^\n]*\n", data)
-    found = [_message(each, f"message={number}").sections for number, each in enumerate(messages[1:], start=1)]
+    messages = re.split(rb"(?m)^From [^\n]*\d:\d\d[^\n]*(?:\n|\Z)", data)
+    found = [_message(each, f"message={number}") for number, each in enumerate(messages[1:], start=1)]
     if not found:
         raise Unreadable("no mailbox: no line in it begins a message (From ADDRESS DATE)")
-    return Contents("", [*chain.from_iterable(found)])
+    notices = [each.notice for each in found if each.notice]
+    said = f"{counted(len(notices), 'message')}, the first: {notices[0]}" if notices else ""
+    return Contents("", [*chain.from_iterable(each.sections for each in found)], said)
 
 
 MARKDOWN = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
-UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S.*?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
+UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S(?:.*\S)?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
 _TEXT, _PAGE, _XML, _TABLE = Format(), Format(read_page), Format(read_xml), Format(read_table)
 FORMATS: Mapping[str, Format] = MappingProxyType(
     dict.fromkeys((".txt", ".text"), Format(prose=True))
@@ -219,6 +258,7 @@ def read_file(ending: str, data: bytes) -> Contents:
     """Return what a file holds whose name ends so. Raises Unreadable: it is broken; UsageError: its package is not
     installed, or the plugin that reads it fails."""
     form = format_of(ending) or _TEXT
+    form.check_size(data)
     if form is _TEXT and ending not in FORMATS and is_binary(data):
         raise NotText
     try:

@@ -13,7 +13,17 @@ from xml.parsers.expat import ExpatError
 
 from selectolax.lexbor import LexborHTMLParser
 
-from harness1.data.contents import BROKEN, TEXT_BYTES, Contents, Unreadable, decoded, reason, table_text, whole
+from harness1.data.contents import (
+    BROKEN,
+    TEXT_BYTES,
+    Contents,
+    Unreadable,
+    decoded,
+    is_binary,
+    reason,
+    table_text,
+    whole,
+)
 from harness1.errors import MissingExtra, optional
 
 if TYPE_CHECKING:
@@ -69,7 +79,8 @@ def read_page(data: bytes) -> Contents:
 
 NEEDS_OCR = "its pages have no text: if they are pictures, ocrmypdf IN.pdf OUT.pdf makes one that has, to be indexed"
 _LIGATURES = dict(zip(range(0xFB00, 0xFB07), ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True))
-_UNPRINTED = str.maketrans({**_LIGATURES, 0xAD: None, 0x200B: None})
+_UNPRINTED = str.maketrans({**_LIGATURES, 0x200B: None})
+_SOFT_HYPHEN = re.compile(r"\u00ad(?:[ \t]*\r?\n[ \t]*)?")
 _HYPHENATED = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,40})[-\u2010][ \t]*\r?\n[ \t]*([^\W\d_]{2,40})")
 _AT_LINE_END = re.compile(r"[-\u2010][ \t]*\r?\n")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
@@ -77,9 +88,10 @@ _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 
 def join_hyphenated(pages: Sequence[str]) -> list[str]:
     """Return pages whose words go on over no end of a line. Where the text writes a word with its hyphen, or without,
-    elsewhere, so it is written; else both ways, because nobody can know."""
+    elsewhere, so it is written; else both ways, because nobody can know. Soft hyphens are none of the word."""
+    pages = [_SOFT_HYPHEN.sub("", page) for page in pages]
     if not any(map(_AT_LINE_END.search, pages)):
-        return [*pages]
+        return pages
     known = {word.lower() for page in pages for word in _WORD.findall(_HYPHENATED.sub(" ", page))}
 
     def join(found: re.Match[str]) -> str:
@@ -134,10 +146,22 @@ PACKED = (b"PK", b"\xd0\xcf\x11\xe0", b"{\\rtf")  # how each of them begins
 _SLIDE = "\ue000"  # stands before each slide: for private use, so in hardly any text
 
 
+_PAGE = re.compile(r"\s*+<(?:!doctype html|html|table)\b", re.IGNORECASE)
+
+
+def _misnamed(data: bytes) -> Contents:
+    """Return what a file holds that has the name of an office document and is a page, as some programs save their
+    tables, or another text."""
+    if is_binary(data):
+        raise Unreadable("it is not what its name says")
+    text, notice = decoded(data, declares=True)
+    return whole(*(read_html(text) if _PAGE.match(text) else ("", text)), notice)
+
+
 def read_docx(data: bytes) -> Contents:
     """Return what a document of Word holds."""
     if not data.startswith(PACKED):
-        return whole("", *decoded(data))  # a text under the name of another kind
+        return _misnamed(data)
     with optional("documents"):
         import mammoth
 
@@ -158,7 +182,7 @@ def read_docx(data: bytes) -> Contents:
 def read_office(ending: str, data: bytes) -> Contents:
     """Return what an office document, a book or a message of Outlook holds: a section for each sheet or slide."""
     if not data.startswith(PACKED):
-        return whole("", *decoded(data))
+        return _misnamed(data)
     with optional("documents"):
         import kreuzberg
 

@@ -57,6 +57,55 @@ def test_a_file_of_each_kind_becomes_text_with_its_title(ending: str) -> None:
     )
 
 
+def text_of(ending: str, data: bytes) -> str:
+    """What a file without sections holds."""
+    ((_, text),) = read_file(ending, data).sections
+    return text
+
+
+TABLES = {
+    'a,b,c\n1,x\u2028y\x0bz,3\n4,"p\nq",6\n': "a: 1 | b: x y z | c: 3\na: 4 | b: p q | c: 6",
+    'name\tsize\nbolt\t"5 inch\nnut\t"6 inch\n': 'name: bolt | size: "5 inch\nname: nut | size: "6 inch',
+    "name, first, last\tage\nAnn\t3\n": "name, first, last: Ann | age: 3",
+    '"a, b, c";"d"\n1;2\n': "a, b, c: 1 | d: 2",
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_and_columns_of_a_table_stay_what_they_are(table: str) -> None:
+    assert text_of(".csv", table.encode()) == TABLES[table]
+
+
+def test_a_table_or_value_whose_names_would_make_it_too_large_is_read_without_them() -> None:
+    head = ",".join(f"{'x' * 60}{column}" for column in "abc")
+    assert text_of(".csv", f"{head}\n".encode() + b"1,2,3\n" * 100_000).endswith("\n1 | 2 | 3")
+    places = b"[" + b"[1,2]," * 600_000 + b"[3,4]]"
+    assert text_of(".json", b'{"%s": %s}' % (b"x" * 60, places)).startswith("{")
+
+
+def test_what_programs_write_that_is_no_strict_json_is_read() -> None:
+    assert text_of(".json", b'{"a": NaN, "b": "caf\\u00e9 \\ud83d", "c": 1.10}') == "a: NaN\nb: café ?\nc: 1.10"
+    cells = [{"source": ["# Tides"]}, {"input": "1/0", "outputs": [{"text": ["2\n"]}, {"evalue": "by zero"}]}]
+    old = b"\xef\xbb\xbf" + json.dumps({"worksheets": [{"cells": cells}]}).encode()
+    assert text_of(".ipynb", old) == "# Tides\n\n1/0\n\n2\n\n\nby zero"
+
+
+def test_what_tags_say_and_words_in_several_tags_are_kept() -> None:
+    assert text_of(".opml", b"<body><outline text='About owls &amp; auks' xmlUrl='u'/></body>") == "About owls & auks"
+    assert text_of(".fb2", b"<p>Water is <strong>H<sub>2</sub>O</strong>.</p><p>x</p>") == "Water is H2O.\nx"
+
+
+def test_a_page_or_picture_with_the_name_of_an_office_document_is_known_as_such() -> None:
+    assert text_of(".xls", b"\n<HTML><table><tr><td>a<td>b</table>") == "a | b"
+    with pytest.raises(Unreadable, match="not what its name says"):
+        read_file(".docx", b"\xff\xd8\xff\xe0\0\1\2")
+
+
+def test_headings_of_long_lines_are_looked_for_in_linear_time() -> None:
+    with hostile.ends():
+        read_file(".rst", b"a" + b" " * 1_000_000 + b"b\nc")
+
+
 def read(path: Path, **options: bool) -> tuple[dict[str, str], list[str]]:
     """The texts of the documents below a folder by id, and what is told of the rest."""
     source = open_source(str(path), leave_out=True, **options)
@@ -120,10 +169,11 @@ def test_a_page_and_its_source_beside_it_are_one_document_and_others_are_not(tmp
     (tmp_path / "a.html").write_text(f"<p>Next Back</p><h1>Tour</h1><p>{words}</p>")
     (tmp_path / "a.rst").write_text(f"Tour\n====\n\n.. note::\n\n   {words}\n")
     (tmp_path / "b.html").write_text(f"<p>{words} and more</p>")
+    (tmp_path / "b.md").write_text(words + " and more than that page says: what follows, too, is a part of it")
     (tmp_path / "c.html").write_text("<p>Something else altogether</p>")
     (tmp_path / "c.md").write_text("Not the same thing")
     documents, said = read(tmp_path)
-    assert list(documents) == ["a.html", "b.html", "c.html", "c.md"]
+    assert list(documents) == ["a.html", "b.html", "b.md", "c.html", "c.md"]
     assert said == ["1 file with the text of another: a.rst is a.html"]
 
 
@@ -136,6 +186,7 @@ def test_words_hyphenated_over_a_line_end_are_joined_and_stay_findable_as_printe
         "The photosynthesis (photo-synthesis) of a well-known plant. Well-known is photosynthesis (photo-synthesis);"
         " not of post-War years."
     )
+    assert text_of(".txt", "exam\u00ad\r\nple, ex\u00adam".encode()) == "example, exam"
     assert read_file(".txt", (PRINTED + " Photosynthesis.").encode()).sections[0][1].startswith("The photosynthesis of")
     with hostile.ends():
         read_file(".txt", b"a" * 4_000_000 + b"-")
@@ -188,6 +239,19 @@ def test_a_text_of_any_encoding_is_read(tmp_path: Path, encoding: str, text: str
     assert bool(said) is not encoding.startswith("utf")
 
 
+def test_a_text_in_utf_8_with_a_broken_byte_is_no_other_encoding(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Съешь ещё этих булок".encode() + b" \xd0")
+    documents, said = read(tmp_path)
+    assert documents == {"a.txt": "Съешь ещё этих булок \ufffd"}
+    assert said == ["a.txt: not utf-8 throughout (byte 38)"]
+
+
+@pytest.mark.parametrize("before", ["", "a"])
+def test_the_encoding_of_a_long_text_is_found_wherever_its_beginning_ends(before: str) -> None:
+    text = before + "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。\n" * 4_000
+    assert text_of(".txt", text.encode("cp932")) == text
+
+
 def test_a_page_is_read_as_it_declares(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_bytes('<meta charset="iso-8859-2"><p>Zażółć</p>'.encode("iso-8859-2"))
     assert read(tmp_path) == ({"a.html": "Zażółć"}, [])
@@ -199,7 +263,9 @@ def test_pages_of_a_pdf_and_sheets_are_chunks_with_their_name(tmp_path: Path) ->
     (tmp_path / "b.xlsx").write_bytes(xlsx(Staff=[["Ann"]], Parts=long))
     pdf, book = open_source(str(tmp_path)).documents()
     assert [chunk.chunk_id for chunk in pdf.chunks] == ["a.pdf#page=1"]
-    assert [chunk.chunk_id for chunk in book.chunks[:3]] == [f"b.xlsx#sheet={n}" for n in ("Staff", "Parts", "Parts.2")]
+    assert [chunk.chunk_id for chunk in book.chunks[:3]] == [
+        f"b.xlsx#sheet={n}" for n in ("Staff", "Parts", "Parts&part=2")
+    ]
     texts = [book.text[chunk.start : chunk.end] for chunk in book.chunks]
     assert all(line.startswith("Part: bolt ") for line in "\n".join(texts[2:]).splitlines())
     assert "\n".join(texts) == book.text.replace("\n\n", "\n")
@@ -207,10 +273,10 @@ def test_pages_of_a_pdf_and_sheets_are_chunks_with_their_name(tmp_path: Path) ->
 
 def test_a_mailbox_has_a_section_for_each_message() -> None:
     box = (
-        b"From a@x Mon Mar  2 10:00:00 2020\nSubject: one\n\nFrom here on\n\nFrom b@x Mon Mar  2 10:00:00 2020\n\ntwo\n"
+        b"From a@x Mon Mar  2 10:00:00 2020\nSubject: one\n\nFrom 2024 on\n\nFrom b@x Mon Mar  2 10:00:00 2020\n\ntwo\n"
     )
     found = read_file(".mbox", box)
-    assert found.sections == [("message=1", "Subject: one\n\nFrom here on\n\n"), ("message=2", "\ntwo\n")]
+    assert found.sections == [("message=1", "Subject: one\n\nFrom 2024 on\n\n"), ("message=2", "\ntwo\n")]
 
 
 def test_what_is_attached_to_a_message_is_read_too() -> None:
@@ -227,8 +293,47 @@ def test_what_is_attached_to_a_message_is_read_too() -> None:
     assert found.sections == [
         ("", f"Subject: Parts\n{names}\n\nSee the table.\n"),
         ("attached=b.xlsx&sheet=Staff", "Staff\nAnn | x"),
-        ("attached=message.eml", "Subject: inner\n\n"),
+        ("attached=message.eml", "Subject: inner\n"),
     ]
+
+
+def parts(kind: str, *contents: str) -> str:
+    """A part of a message that holds others, each with its headers."""
+    mark = f"b{len(''.join(contents))}"
+    inner = "".join(f"--{mark}\nContent-Type: {content}\n" for content in contents)
+    return f"multipart/{kind}; boundary={mark}\n\n{inner}--{mark}--\n"
+
+
+TSV = "text/tab-separated-values; name=a.tsv\n\n1\t2\n"
+LETTERS = {
+    "attached within a choice": (
+        parts("alternative", "text/plain\n\nplain", parts("mixed", "text/html\n\n<p>page</p>", TSV)),
+        ["Attached: a.tsv\n\nplain", "1 | 2"],
+    ),
+    "signed": (
+        parts("signed", parts("mixed", "text/plain\n\nplain", TSV), "application/pgp-signature\n\nx"),
+        ["Attached: a.tsv\n\nplain", "1 | 2"],
+    ),
+    "several texts": (
+        parts("mixed", "text/plain\n\none", "text/plain\n\ntwo", "text/html\n\n<p>three</p>"),
+        ["\none\ntwo\nthree"],
+    ),
+    "a choice": (parts("alternative", "text/plain\n\nplain", "text/html\n\n<p>page</p>"), ["\nplain"]),
+    "an empty plain text": (parts("alternative", "text/plain\n\n \n", "text/html\n\n<p>page</p>"), ["\npage"]),
+}
+
+
+@pytest.mark.parametrize("kind", LETTERS)
+def test_all_texts_and_attachments_of_a_message_are_read_once(kind: str) -> None:
+    letter, texts = LETTERS[kind]
+    assert [text for _, text in read_file(".eml", f"Content-Type: {letter}".encode()).sections] == texts
+
+
+def test_a_guessed_encoding_of_a_message_is_told() -> None:
+    letter = b"Content-Type: text/plain; charset=x-none\n\nSm\xf8rrebr\xf8d og \xf8l"
+    assert read_file(".eml", letter).notice.endswith("which is a guess")
+    box = b"From a@x Mon Mar  2 10:00:00 2020\n" + letter
+    assert read_file(".mbox", box).notice.startswith("1 message, the first: ")
 
 
 def test_a_message_with_headers_in_no_encoding_is_read() -> None:
