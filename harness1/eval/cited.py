@@ -30,7 +30,7 @@ from harness1.memory.working_memory import question_names
 from harness1.models.dialects import text_of
 from harness1.models.endings import has_ended
 from harness1.models.open import open_completer
-from harness1.records import Chunk, ChunkId, DocId, Episode, Record, Status, Task
+from harness1.records import Chunk, ChunkId, DocId, Episode, Hit, Record, Status, Task
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.runs.journal import Journal, read_line_records
 
@@ -38,8 +38,6 @@ ASKED = "asked.jsonl"
 """The answers in the folder of a run, one a line."""
 NOTHING = "The passages do not say"
 """What a model is told to write where they do not."""
-_ANCHOR = re.compile(r"(\w+)=(.+?)(?:\.\d+)?")
-"""Ends the id of a chunk that is a page, a slide, a sheet or a message."""
 OnText = Callable[[str], None]
 """Is called with all that a model has written so far."""
 LONGEST = 20_000  # characters of a reply that are read
@@ -140,11 +138,23 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
+_FENCED = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
+
+
 def _heading(doc_id: str, text: str) -> str:
-    """Return the last heading in a text, for files whose headings are known by their form."""
+    """Return the last heading of a text, for files whose headings are known by form; comments of code are none."""
     form = FORMATS.get(PurePath(doc_id).suffix.lower())
-    found = [each[1] for each in form.title.finditer(text)] if form and form.title else []
-    return found[-1].strip(" \t#") if found else ""
+    found = [each[1] for each in form.title.finditer(_FENCED.sub("", text))] if form and form.title else []
+    return found[-1].strip().strip(" \t#") if found else ""
+
+
+def _place(hit: Hit) -> str:
+    """Return the page, slide, sheet, message or attachment that a chunk is, which ends its id; "" if it is none."""
+    anchor = hit.chunk_id.removeprefix(hit.doc_id)
+    if not re.match(r"#\w+=", anchor):
+        return ""
+    parts = re.split(r"&(?=\w+=)", anchor[1:])
+    return ", ".join(part.replace("=", " ", 1) for part in parts if not part.startswith("part="))
 
 
 async def find_passages(env: SearchEnv, episode: Episode, known: Answer | None = None) -> list[Passage]:
@@ -154,12 +164,11 @@ async def find_passages(env: SearchEnv, episode: Episode, known: Answer | None =
     for place in episode.curated:
         hits = env.state.memory.hits_of(place.unit_id)
         chunks: Sequence[Chunk] = ()
-        if hits[-1].index and not _ANCHOR.search(hits[-1].chunk_id):  # the heading may stand before it
+        if hits[-1].index and not _place(hits[-1]):  # the heading may stand before it
             chunks = await call_engine(partial(env.retriever.read, hits[0].doc_id), env.world.machine)
         for hit in hits:
-            anchor = _ANCHOR.fullmatch(hit.chunk_id.removeprefix(f"{hit.doc_id}#"))
             above = "\n".join(chunk.text for chunk in chunks[: hit.index])
-            section = f"{anchor[1]} {anchor[2]}" if anchor else _heading(hit.doc_id, above)
+            section = _place(hit) or _heading(hit.doc_id, above)
             text = unicodedata.normalize("NFC", hit.text)
             found[hit.chunk_id] = Passage(hit.chunk_id, hit.doc_id, hit.title, text, section)
     return list({**found, **{each.chunk_id: each for each in (known.passages if known else ())}}.values())
@@ -288,10 +297,13 @@ def ask(
     """Search, answer, and keep both in a run folder, which is returned; raise as `play_one`, and InfrastructureFault if
     the search is invalid. `known`: the answer that this question follows; True: the last one in the folder."""
 
+    @lru_cache(maxsize=1)
     def earlier(folder: Path) -> Answer | None:
-        if known is True and not answers_in(folder):
+        if known is not True:
+            return known or None
+        if not (kept := answers_in(folder)):
             raise UsageError(f"{folder} holds no answer to follow: ask a first question without --follow")
-        return answers_in(folder)[-1] if known is True else known or None
+        return kept[-1]
 
     def task_in(folder: Path) -> Task:
         return question_task(follow(question, earlier(folder)))
@@ -311,16 +323,16 @@ def answers_in(folder: Path) -> list[Answer]:
     return list(read_line_records(path, Answer, "an answer")) if path.is_file() else []
 
 
-_NUMBERS = r"(?:passages?\s+)?(\d{1,4}(?:\s*,\s*\d{1,4})*)"
-_WORDS = r"""(?:[:,]?\s*["“«'‘](.{1,2000}?)["”»'’]\s*|:\s*([^\]\n]{1,2000}))?"""
-_CITED = re.compile(rf"\[{_NUMBERS}\s*{_WORDS}\]", re.IGNORECASE | re.DOTALL)
+_NUMBERS = r"(?:passages? +)?(\d{1,4}(?: *+, *+\d{1,4})*+)"
+_WORDS = r"""(?:[:,]?\s?["“«'‘](.{1,2000}?)["”»'’] ?|:\s?([^\]\n]{1,2000}))?"""
+_CITED = re.compile(rf"\[{_NUMBERS} ?{_WORDS}\]", re.IGNORECASE | re.DOTALL)
 """What `answers.toml` asks for, `[2: "words"]`, and what models write instead: `[1]`, `[1, 2]`, `[1: words]`."""
-_NOTHING = re.compile(r"the passages? (?:do|does) not [^.\n]*\.?", re.IGNORECASE)
+_NOTHING = re.compile(r"the passages? (?:do|does) not (?!only\b|just\b)[^.\n]*\.?", re.IGNORECASE)
 _QUOTED = re.compile(r"[\"“«]([^\"“”«»]{8,500})[\"”»]\W*\Z")
 _MARK, _LAST = 0xF0000, 0xFFFFD  # private characters, which stand for citations while sentences are cut
 _MARKS = f"[{chr(_MARK)}-{chr(_LAST)}]"
 _LATE = re.compile(rf"([.!?。！？][\"'”’)]*)({_MARKS}+)")
-_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")
+_BULLET = re.compile(r"^ ?(?:[-*•]|\d{1,2}[.)]) ", re.MULTILINE)
 
 
 def read_cited(said: str, passages: Sequence[Passage]) -> tuple[Sentence, ...]:
@@ -334,11 +346,13 @@ def read_cited(said: str, passages: Sequence[Passage]) -> tuple[Sentence, ...]:
         marks.append(found)
         return chr(_MARK + len(marks) - 1)
 
-    held = re.sub(rf"\s+({_MARKS})", r"\1", _CITED.sub(keep, re.sub(_MARKS, "", said)))
+    # A run of blanks is one, lest it take the square of the time.
+    said = re.sub(r"\s++", lambda found: "\n" if "\n" in found[0] else " ", re.sub(_MARKS, "", said))
+    held = re.sub(rf"\s({_MARKS})", r"\1", _CITED.sub(keep, _BULLET.sub("", said)))
     held = _LATE.sub(r"\2\1", held)
     sentences = list[Sentence]()
     for piece in split(held):
-        text = _BULLET.sub("", re.sub(_MARKS, "", piece)).strip()
+        text = re.sub(_MARKS, "", piece).strip()
         cited = list[Citation]()
         for found in (marks[ord(mark) - _MARK] for mark in re.findall(_MARKS, piece)):
             quoted = _QUOTED.search(text)
@@ -388,13 +402,28 @@ def _plain(text: str) -> tuple[str, list[int]]:
     return restore("".join(letter for letter, _ in found)), [place for _, place in found]
 
 
+_NUMBER_GOES_ON = re.compile(r"(?<=\d)[.,]?\d|(?<=\d[.,])\d")
+
+
+def _is_within(text: str, at: int) -> bool:
+    """Return whether a place in a text is within a number, or a word of letters that have capitals: other scripts set
+    no spaces."""
+    around = text[max(0, at - 1) : at + 1]
+    is_word = len(around) == 2 and all(letter.lower() != letter.upper() for letter in around)
+    return is_word or _NUMBER_GOES_ON.match(text, at) is not None
+
+
 def find_quote(quote: str, text: str) -> int | None:
     """Return where a quotation begins in a text (in NFC), whatever the forms of its letters, quotes and blanks; what
-    stands around `...` follows one another. None if it does not stand there."""
+    stands around `...` follows one another, and is no part of a word or number. None if it does not stand there."""
     plain, places = _plain(text)
     begin, at = None, 0
     for part in filter(None, (part.strip(".,;:") for part in _plain(quote)[0].split(_GAP))):
-        if (found := plain.find(part, at)) < 0:
+        while (found := plain.find(part, at)) >= 0:
+            at, start = found + 1, places[found]
+            if not _is_within(text, start) and not _is_within(text, places[found + len(part) - 1] + 1):
+                break
+        else:
             return None
-        begin, at = places[found] if begin is None else begin, found + len(part)
+        begin, at = start if begin is None else begin, found + len(part)
     return begin

@@ -7,20 +7,25 @@ from collections.abc import Sequence
 
 import pytest
 
+from harness1.episodes.rollout import rollout
+from harness1.episodes.single import question_task
 from harness1.eval.answers import NamedModel
 from harness1.eval.cited import (
     Answer,
     Answerer,
     Passage,
     best_sentences,
+    find_passages,
     find_quote,
     follow,
     read_cited,
 )
 from harness1.http.model_endpoint import Completer
-from harness1.records import ChunkId, DocId
+from harness1.policy.registry import open_policy
+from harness1.records import Chunk, ChunkId, DocId
+from tests.data import hostile
 from tests.eval.test_answers import Server
-from tests.support import run
+from tests.support import make_env, run
 
 BYRON = "Lord Byron, the poet, was born in London. He died of a fever in Missolonghi in 1824.\nHe left a daughter."
 ADA = "Ada Lovelace was the daughter of the poet.\n\n## Her notes\n\nShe wrote the ﬁrst pro\u00adgram “for the engine”."
@@ -55,6 +60,13 @@ def test_a_quotation_that_stands_in_a_passage_is_found(quote: str) -> None:
     assert find_quote(quote, BYRON) is not None
 
 
+def test_a_quotation_is_no_part_of_a_word_or_number_of_the_passage() -> None:
+    text = "The tower has 142.5 steps, built in 2010 by a start-up. 東京都は大きい。It is 42km away, or 42 miles."
+    for quote in ("42.5 steps", "the tower has 142", "built in 201", "he tower", "art-up", "t ... e", "142.5 step"):
+        assert find_quote(quote, text) is None, quote
+    assert [find_quote(quote, text) for quote in ("142.5", "up", "東京", "42", "42 miles")] == [14, 52, 56, 70, 84]
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
 def test_a_quotation_is_found_in_any_form_of_its_letters(form: str) -> None:
     text = "Die Flüsse – é, 東京，Ｇｏ – enden; the “first” program."
@@ -79,6 +91,18 @@ def test_each_sentence_has_its_own_citations_wherever_they_stand() -> None:
     ]
 
 
+def test_the_numbers_of_a_list_are_no_sentences() -> None:
+    said = "1. He died in Missolonghi [1].\n2) He left a daughter [1]."
+    assert [text for text, _ in cited(said)] == ["He died in Missolonghi.", "He left a daughter."]
+
+
+def test_blanks_of_a_reply_take_no_square_of_the_time() -> None:
+    with hostile.ends():
+        for said in ("[1" + " " * 19_000, "x" + " \n" * 9_000 + "y", "[1" + " " * 9_000 + ":" + " " * 9_000):
+            for _ in range(20):
+                read_cited(said, PASSAGES)
+
+
 def test_a_citation_without_words_holds_where_a_sentence_of_the_passage_bears_it_out() -> None:
     assert cited("Byron died in Missolonghi [1].")[0][1][0][2]
     assert cited("Byron died in Missolonghi [2].") == [("Byron died in Missolonghi.", [(2, "", False)])]
@@ -96,6 +120,32 @@ def test_a_passage_that_does_not_say_it_gives_no_sentence() -> None:
         assert read_cited(said, PASSAGES) == ()
     (line,) = [line for line, _ in Answer(question="q", model="m", text="The passages do not say.").lines()]
     assert line == "The passages do not suffice for an answer."
+
+
+def test_an_answer_that_begins_like_nothing_is_read() -> None:
+    said = 'The passages do not only say that he was a poet [1: "Lord Byron, the poet"].'
+    assert cited(said)[0][1] == [(1, "Lord Byron, the poet", True)]
+
+
+PLACES = {
+    "a.xlsx#sheet=v1.2": "sheet v1.2",
+    "a.xlsx#sheet=R&D&part=2": "sheet R&D",
+    "a.mbox#message=1&attached=r.2024.pdf&page=3": "message 1, attached r.2024.pdf, page 3",
+}
+
+
+@pytest.mark.parametrize("chunk_id", PLACES)
+def test_a_passage_is_in_the_page_sheet_or_message_that_its_id_names(chunk_id: str) -> None:
+    doc_id, text = DocId(chunk_id.partition("#")[0]), "Owls fly by night."
+    env = make_env(chunks=[Chunk(ChunkId(chunk_id), doc_id, 0, "a", text)])
+    episode = run(rollout(env, open_policy("scripted"), question_task("When do owls fly?")))
+    assert [each.section for each in run(find_passages(env, episode))] == [PLACES[chunk_id]]
+
+
+def test_a_comment_in_code_and_a_line_end_of_windows_are_no_heading() -> None:
+    text = "## Install ##\r\n\r\n```sh\r\n# fetch\r\nx\r\n```\r\n\r\nOwls fly by night.\r\n"
+    (found,) = best_sentences("owls", [passage("a.md", "A", text)])
+    assert found.section == "Install"
 
 
 def test_the_best_sentence_comes_first_with_its_section() -> None:
