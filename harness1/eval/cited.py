@@ -103,7 +103,7 @@ class Answer(Record, kw_only=True):
 
     def as_json(self, files: Files = lambda _: None) -> dict[str, Any]:
         """Return the answer as plain data, with the path of each passage that is in a file; null of another."""
-        made: dict[str, Any] = msgspec.to_builtins(self)
+        made = _fields(self)
         for passage, shown in zip(self.passages, made["passages"], strict=True):
             shown["path"] = str(path) if (path := files(passage.doc_id)) else None
         return made | {"sufficient": self.sufficient}
@@ -132,6 +132,12 @@ class Answer(Record, kw_only=True):
                     yield f'     "{_line(each.quote)}"{"" if each.found else " NOT FOUND there"}', None
         if not self.sufficient:
             yield "The passages do not suffice for an answer.", None
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    """Return a record as plain data, with the fields that a line of JSON leaves out."""
+    fields = msgspec.structs.asdict(record)
+    return {name: [*map(_fields, value)] if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 def _line(text: str) -> str:

@@ -182,3 +182,9 @@ def test_a_model_sees_the_best_sentences_alone_and_documents_end_no_tag() -> Non
     assert told == [answer.text]
     nothing = run(Answerer(model, 40).answer("zyxwv", PASSAGES))
     assert (nothing.sufficient, nothing.text, len(server.asked)) == (False, "The passages do not say.", 1)
+
+
+def test_an_answer_as_plain_data_has_all_of_its_fields_also_the_empty_ones() -> None:
+    empty = dict.fromkeys(("model", "text", "finish_reason", "episode_id"), "")
+    lists = {"sentences": [], "passages": []}
+    assert Answer(question="q").as_json() == {"question": "q", **empty, **lists, "sufficient": False}
