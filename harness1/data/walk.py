@@ -16,7 +16,7 @@ from harness1.data.source import status_of
 Problem = Callable[[str, str], None]
 """Called with the name of a file or folder within the corpus, and why it is left out."""
 Rules = Sequence[tuple[str, GitIgnoreSpec]]
-"""What each `.gitignore` on the way to a folder says, with the length of its own folder's path."""
+"""What each `.gitignore` on the way to a folder says, behind the path of its own folder."""
 DEEPEST = 100  # levels of folders that are entered; archives of whole disks have 30
 BUILT = frozenset({"__pycache__", "bower_components", "build", "dist", "node_modules", "site-packages", "target"})
 """Folders of what programs made or fetched; other virtual environments and caches are known by `MARKS`."""

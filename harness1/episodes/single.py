@@ -92,8 +92,7 @@ def play_one(
 ) -> Played:
     """Play one episode, score it if there is gold, and append it to a run folder, as `open_run` does. `task`: or what
     returns it, given the folder. `out`: None: the folder that all searches under the same configuration, policy and
-    index share. `on_torn`: called with the folder,
-    and the bytes of a torn last line that was cut off."""
+    index share. `on_torn`: called with the folder, and the bytes of a torn last line that was cut off."""
     config = setup.config
     policy = setup.policy_for([] if callable(task) else [EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)
