@@ -13,7 +13,7 @@ pytest.importorskip("verifiers", reason="verifiers is not installed")
 
 from harness1.config import load_config
 from harness1.episodes.rollout import replay_env
-from harness1.models.calls import messages_of, tools_of
+from harness1.models.calls import messages_of, tools_of, without_limits
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
 from tests.adapters.peers import THOUGHT, Sampled, branches, generate_server, path, scratch_index, traces
@@ -104,7 +104,8 @@ def test_prompts_are_what_the_renderer_makes_of_our_messages(trained: Trained, m
             messages = [node["message"] for node in nodes[:-1]]
             assert told(messages) == told(messages_of(context.pieces, {}))
             prompt = joined(nodes, "token_ids")[: -sum(nodes[-1]["mask"])]
-            expected = renderer.render_ids(messages, tools=tools_of(context.tools), add_generation_prompt=True)
+            tools = without_limits(tools_of(context.tools))
+            expected = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
             assert spoken.decode(prompt).replace("".join(THOUGHT), "") == spoken.decode(expected)
             if not any(node.get("sampled") for node in nodes[:-1]):
                 assert prompt == expected
