@@ -29,7 +29,7 @@ from harness1.runs.journal import EPISODES, LINES, read_episodes
 from harness1.sft.data_card import TRAIN
 from harness1.training.log import LOG
 
-TOY = ["documents=200", "samples=1", "epochs=8", "checked=20", "batches=2", "tasks=10"]
+TOY = ["documents=200", "samples=1", "epochs=8", "checked=20", "batches=2", "tasks=10", "threads=1"]
 TOY += ["rl.gates.progress=false", "compare.gates.better=false"]
 """Settings of two minutes, too short to be sure of progress."""
 Plant = Callable[[Path], object]
