@@ -36,8 +36,9 @@ class SchemaError(UsageError):
     """A record that was written by a newer version of the package, or that is not a record at all."""
 
 
-class PluginWarning(UserWarning):
-    """An installed plugin is ignored: it has a name of this package, or the metadata of its package are broken."""
+class InstallationWarning(UserWarning):
+    """What is worse than it could be as things are installed: a plugin is ignored, as it has a name of this package or
+    broken metadata, or nothing can be written beside the package."""
 
 
 class MissingExtra(UsageError):

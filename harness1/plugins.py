@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness1.errors import HarnessError, PluginWarning, UsageError
+from harness1.errors import HarnessError, InstallationWarning, UsageError
 from harness1.plain import file_digest, meant, printable
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ def _added() -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
 
 
 def _warn(line: str) -> None:
-    warnings.warn(printable(line), PluginWarning, stacklevel=3)
+    warnings.warn(printable(line), InstallationWarning, stacklevel=3)
 
 
 def _normalised(package: Distribution) -> str:

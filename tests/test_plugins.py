@@ -19,7 +19,7 @@ from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
 from harness1.env.environment import env_hash
 from harness1.episodes import jobs
-from harness1.errors import ConfigError, MissingExtra, PluginWarning, UsageError, optional
+from harness1.errors import ConfigError, InstallationWarning, MissingExtra, UsageError, optional
 from harness1.models.formats import FORMATS, open_format
 from harness1.plugins import find_plugin, installed_plugins, load_plugin, plugin_names
 from harness1.policy.registry import check_policy, open_policy, policy_names
@@ -222,7 +222,10 @@ def test_a_plugin_with_a_built_in_name_is_ignored_with_a_warning_and_refused_whe
         "training engine 'tinker'": lambda: open_service("tinker:", tmp_path, Config()),
     }
     for name, opens in opened.items():
-        with pytest.warns(PluginWarning, match=f"^the {name} of loud-pack 1.0 .* is ignored"), suppress(UsageError):
+        with (
+            pytest.warns(InstallationWarning, match=f"^the {name} of loud-pack 1.0 .* is ignored"),
+            suppress(UsageError),
+        ):
             opens()
     assert "loud" not in sys.modules
     with pytest.raises(UsageError, match=r"the tool 'curate' of loud-pack 1.0 .* cannot be imported: SystemExit: 0"):
@@ -268,10 +271,10 @@ def test_broken_metadata_of_one_package_harm_no_other(install: Install, tmp_path
     install("loud-pack", TOOLS, "loud", TOOL)
     install("rest-pack", REST, "others", OTHERS)
     (tmp_path / "loud-pack" / "loud_pack-1.0.dist-info" / "entry_points.txt").write_bytes(BROKEN_METADATA[broken])
-    with pytest.warns(PluginWarning, match=r"the plugins of .*loud_pack-1\.0\.dist-info are ignored"):
+    with pytest.warns(InstallationWarning, match=r"the plugins of .*loud_pack-1\.0\.dist-info are ignored"):
         assert plugin_names("policies") == ("dice",)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PluginWarning)
+        warnings.simplefilter("ignore", InstallationWarning)
         assert open_policy("dice:3").name == "dice 3 40"
 
 

@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from harness1 import __version__
-from harness1.errors import InfrastructureFault, PluginWarning, Unreachable, UsageError
+from harness1.errors import InfrastructureFault, InstallationWarning, Unreachable, UsageError
 from harness1.plain import printable
 
 PATIENCE_S = 0.5  # seconds that an interrupted verb may take to end without an answer
@@ -61,13 +61,13 @@ def answer_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def say_ignored_plugins() -> Iterator[None]:
-    """Print a warning about an installed plugin as a line of this program; others are shown as they were."""
+def say_warnings() -> Iterator[None]:
+    """Print a warning about the installation as a line of this program; others are shown as they were."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
         def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-            if not issubclass(category, PluginWarning):
+            if not issubclass(category, InstallationWarning):
                 return shown(message, category, filename, lineno, file, line)
             from harness1.cli.printing import say
 
@@ -199,7 +199,7 @@ def run() -> None:
     with _unbreakable("stdout"), _unbreakable("stderr"):
         try:
             try:
-                with answer_interrupts(), say_ignored_plugins():
+                with answer_interrupts(), say_warnings():
                     app()
             finally:
                 _flush("stdout")
@@ -219,7 +219,7 @@ def run() -> None:
                 raise
             from harness1.plugins import plugin_names
 
-            with say_ignored_plugins():
+            with say_warnings():
                 plugin_names("tools")  # which says what package it is
             sys.exit(_fail(f"a library reads the metadata of all packages, and some are broken: {error}", 2))
         except OSError as error:  # of any argument or setting that names a path

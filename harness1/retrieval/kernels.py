@@ -1,16 +1,21 @@
 """The compiled inner loops of retrieval: postings of BM25 and their scores, the trigram index, and exact search by
-embeddings. numba compiles them on the first call and caches them beside this file; they run without the GIL.
+embeddings. numba compiles them on the first call and keeps them beside this file; they run without the GIL.
 
 A posting is a chunk and a code, which stands for a pair (occurrences of the term, length of the chunk). There are few
 pairs, so the part of BM25 that depends on them is a table, made anew for each generation."""
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+from harness1.errors import InstallationWarning
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -33,8 +38,30 @@ HALF = np.int32(-0x7000_2000)
 SCALE = np.float32(2.0**112)
 """Factor of the smaller exponent bias of a half; subnormal halves come out right, too."""
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@njit(cache=True, nogil=True)
+
+def compile_kernel(**options: Any) -> Callable[[F], F]:
+    """Return a decorator that compiles a function for use without the GIL; `options` are numba's."""
+
+    def compile_function(function: F) -> F:
+        try:
+            made: F = njit(cache=True, nogil=True, **options)(function)
+        except RuntimeError:  # numba found neither this folder nor one in the user's home that can be written
+            _warn()
+            made = njit(nogil=True, **options)(function)
+        return made
+
+    return compile_function
+
+
+@cache
+def _warn() -> None:
+    line = "the search is compiled anew each time, which takes seconds: no folder can be written to keep it in"
+    warnings.warn(line, InstallationWarning, stacklevel=3)
+
+
+@compile_kernel()
 def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Count each term in each chunk. `numbers` has the term of every word, -1 for none; `sizes` the words of each
     chunk; `last` (filled with -1) and `slots` are scratch, one place for each term. Returns term and count of every
@@ -64,7 +91,7 @@ def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[In
     return terms[:made], counts[:made], distinct, lengths
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def invert(terms: Ints, codes: Words, distinct: Ints, first: int, vocabulary: int) -> tuple[Longs, Words, Words]:
     """Turn terms by chunk into postings by term: starts [vocabulary + 1], chunks from `first` on, codes."""
     starts = np.zeros(vocabulary + 1, np.int64)
@@ -86,7 +113,7 @@ def invert(terms: Ints, codes: Words, distinct: Ints, first: int, vocabulary: in
     return starts, chunks, placed
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def append_run(ends: Longs, out: NDArray[Any], starts: Longs, values: Words) -> None:
     """Copy one run of postings behind those of earlier runs; moves `ends`, where the postings of each term continue."""
     for term in range(len(starts) - 1):
@@ -97,7 +124,7 @@ def append_run(ends: Longs, out: NDArray[Any], starts: Longs, values: Words) -> 
         ends[term] = end
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def best(
     chunks: Words,
     codes: Codes,
@@ -142,7 +169,7 @@ def best(
     return found[:count].copy(), scores[:count].copy()
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def _peaks(sums: Ints, peaks: Ints) -> None:
     """Write the highest sum of every comb, `len(peaks)` apart. Not negative, bits compare as integers, in vectors."""
     peaks[:] = 0
@@ -153,7 +180,7 @@ def _peaks(sums: Ints, peaks: Ints) -> None:
                 peaks[comb] = row[comb]
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def _add(
     sums: Floats, chunks: Words, codes: Codes, cursor: int, end: int, weight: float, table: Floats, low: int, high: int
 ) -> int:
@@ -167,7 +194,7 @@ def _add(
     return stop
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def _collect(sums: Floats, peaks: Floats, low: int, border: float, found: Words, scores: Floats, count: int) -> int:
     """Append the chunks of a block above the border. This compiles better as a separate function."""
     for comb in range(len(peaks)):
@@ -179,7 +206,7 @@ def _collect(sums: Floats, peaks: Floats, low: int, border: float, found: Words,
     return count
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def _tighten(found: Words, scores: Floats, count: int, k: int, margin: float, border: float) -> tuple[int, float]:
     """Keep the chunks above the border, the k-th best score minus the margin; return their number and the border."""
     if count <= k:
@@ -193,13 +220,13 @@ def _tighten(found: Words, scores: Floats, count: int, k: int, margin: float, bo
     return kept, border
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def bucket_of(trigram: Any) -> Any:
     """Return the bucket of a trigram, which is three bytes in one number."""
     return np.uint32(np.uint32(trigram) * np.uint32(SPREAD)) >> np.uint32(32 - BUCKET_BITS)
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def write_lists(
     text: Bytes, ends: Longs, blocks: Ints, first: int, stop: int, last: Ints, places: Longs, dense: Flags, lists: Bytes
 ) -> None:
@@ -232,7 +259,7 @@ def write_lists(
             last[bucket] = block
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def read_list(encoded: Bytes, bits: Bytes) -> bool:
     """Set the bits of the blocks of a list that is not dense; return False if it leads beyond them."""
     block, gap, shift = -1, 0, 0
@@ -248,7 +275,7 @@ def read_list(encoded: Bytes, bits: Bytes) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def _distinct(
     text: Bytes, ends: Longs, blocks: Ints, block: int, seen: Ints, folded: Bytes, buckets: NDArray[np.uint16]
 ) -> Any:
@@ -267,7 +294,7 @@ def _distinct(
     return count
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def _fold(text: Bytes, start: int, stop: int, folded: Bytes) -> Any:
     """Copy UTF-8 folded as in `harness1.retrieval.pattern.fold`, and return the number of bytes written."""
     length, at = 0, start
@@ -287,7 +314,7 @@ def _fold(text: Bytes, start: int, stop: int, folded: Bytes) -> Any:
     return length
 
 
-@njit(cache=True, nogil=True)
+@compile_kernel()
 def widen(halves: NDArray[np.int16], out: Floats) -> None:
     """Convert the bits of half precision numbers, [n, d], to single precision, four times as fast as numpy."""
     for row in range(halves.shape[0]):
@@ -296,7 +323,7 @@ def widen(halves: NDArray[np.int16], out: Floats) -> None:
             out[row, column] = np.int32(bits).view(np.float32) * SCALE
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@compile_kernel(fastmath={"reassoc", "contract"})
 def dots(halves: NDArray[np.int16], query: Floats, out: Floats) -> None:
     """Write a vector's products with half precision rows, [n, d] as bits; scaled, or they would be too small."""
     scaled = query * SCALE

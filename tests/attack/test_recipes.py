@@ -16,7 +16,7 @@ import pytest
 
 from harness1 import plugins
 from harness1.cli.recipe import check_commands, parse_command
-from harness1.errors import ConfigError, PluginWarning
+from harness1.errors import ConfigError, InstallationWarning
 from harness1.plugins import KINDS, plugin_names
 from harness1.recipe.gates import StageCase, artifact, hash_input, judge_stage
 from harness1.recipe.recipe import recipe_of
@@ -219,7 +219,7 @@ def test_no_package_breaks_the_look_up_of_another(
             monkeypatch.setattr(sys, "path", [str(place), *paths])
             plugins._added.cache_clear()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PluginWarning)
+                warnings.simplefilter("ignore", InstallationWarning)
                 assert "dice" in plugin_names("policies"), broken
                 assert parse_command(shlex.split("eval world:60"))[0] == "eval"
     finally:

@@ -1,6 +1,8 @@
 """`harness1 index` and what follows from it, as a user meets them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,17 @@ def test_wrong_use_is_one_line_and_leaves_no_index(
     assert complaint in done.err
     assert done.err.count("\n") == 1
     assert not list(home.glob("*/CURRENT"))
+
+
+@pytest.mark.slow
+def test_where_nothing_can_be_written_the_search_is_compiled_in_memory_with_one_line(home: Path) -> None:
+    nowhere = "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []; "
+    run = "import sys; from harness1.cli.main import run; sys.argv[1:] = ['index', 'old.jsonl', '--out', 'at']; run()"
+    done = subprocess.run([sys.executable, "-c", nowhere + run], cwd=home, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("compiled anew each time")) == (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
+    assert (home / "at" / "CURRENT").exists()
 
 
 def test_settings_of_an_index_are_not_changed_by_adding(harness1: Command) -> None:
