@@ -16,13 +16,13 @@ from harness1.data.source import status_of
 Problem = Callable[[str, str], None]
 """Called with the name of a file or folder within the corpus, and why it is left out."""
 Rules = Sequence[tuple[str, GitIgnoreSpec]]
-"""What each `.gitignore` on the way to a folder says, behind the path of its own folder."""
+"""What each `.gitignore` on the way to a folder says, some rules at a time, behind the path of its own folder."""
 DEEPEST = 100  # levels of folders that are entered; archives of whole disks have 30
 BUILT = frozenset({"__pycache__", "bower_components", "build", "dist", "node_modules", "site-packages", "target"})
 """Folders of what programs made or fetched; other virtual environments and caches are known by `MARKS`."""
 MARKS = frozenset({"pyvenv.cfg", "CACHEDIR.TAG"})
 GIT, IGNORE = ".git", ".gitignore"
-RULES_BYTES, RULE_LENGTH = 1 << 20, 1000
+RULES_BYTES, RULE_LENGTH, BLOCK = 1 << 20, 1000, 100
 
 
 class Walk:
@@ -54,7 +54,8 @@ class Walk:
                 self.skipped.append(f"{folder}/")
                 continue
             if IGNORE in names and not self._everything:
-                rules = (*rules, (f"{folder}/" if folder else "", _rules_of(self.path / folder / IGNORE)))
+                above = f"{folder}/" if folder else ""
+                rules = (*rules, *((above, spec) for spec in _rules_of(self.path / folder / IGNORE)))
             inner = []
             for entry in entries:
                 name, is_folder = f"{folder}/{entry.name}" if folder else entry.name, _is_folder(entry)
@@ -107,17 +108,20 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def _rules_of(file: Path) -> GitIgnoreSpec:
-    """Return the rules of a `.gitignore`; a line that is none counts for nothing, as with git. The engine of the rules
-    is RE2, because a line of stars keeps Python's busy for ever."""
-    lines, kept = list[str](), list[str]()
+def _rules_of(file: Path) -> list[GitIgnoreSpec]:
+    """Return the rules of a `.gitignore` in their order. The engine is RE2, because a line of stars keeps Python's busy
+    for ever; it takes no more than some thousands of rules at once."""
+    lines = list[str]()
     with suppress(OSError):
         if status_of(file):
             with file.open("rb") as opened:
                 lines = opened.read(RULES_BYTES).decode("utf-8", "replace").splitlines()
-    for line in lines:
-        with suppress(ValueError, re.error, re2.error):
-            if len(line) <= RULE_LENGTH:
-                GitIgnoreSpec.from_lines([line], backend="re2")
-                kept.append(line)
-    return GitIgnoreSpec.from_lines(kept, backend="re2")
+    lines = [line for line in lines if len(line) <= RULE_LENGTH]
+    return [spec for at in range(0, len(lines), BLOCK) for spec in _compiled(lines[at : at + BLOCK])]
+
+
+def _compiled(lines: Sequence[str]) -> list[GitIgnoreSpec]:
+    """Return some rules; a line that is none counts for nothing, as with git."""
+    with suppress(ValueError, re.error, re2.error):
+        return [GitIgnoreSpec.from_lines(lines, backend="re2")]
+    return [spec for line in lines for spec in _compiled([line])] if len(lines) > 1 else []
