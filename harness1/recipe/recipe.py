@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import tomllib
@@ -69,6 +70,10 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("give low and high, or choices")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError("low must be below high")
+        if self.low is not None and self.high is not None and not math.isfinite(self.high - self.low):
+            raise ValueError("low and high must be finite, and so must be their difference")
+        if self.whole and any(end % 1 for end in (self.low or 0.0, self.high or 0.0)):
+            raise ValueError("whole needs whole numbers as low and high")
         if self.log and not (self.low or 0.0) > 0.0:
             raise ValueError("log needs low above 0")
 
@@ -194,7 +199,7 @@ def load_recipe(
         file = shipped_recipes().get(file.stem, file)
     if not file.is_file():
         raise UsageError(f"there is no recipe {named}: give a TOML file, or one of {', '.join(shipped_recipes())}")
-    tree = read_toml(file, named)
+    recipe_of(tree := read_toml(file, named), named)  # so that changes find tables where there should be some
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -138,12 +139,29 @@ def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
         ({"search": {"size": {"low": 2.0, "high": 1.0}}}, "low must be below high"),
         ({"search": {"size": {"choices": [1], "low": 1.0, "high": 2.0}}}, "give low and high, or choices"),
         ({"search": {"size": {"low": 0.0, "high": 2.0, "log": True}}}, "log needs low above 0"),
+        ({"search": {"size": {"low": 0.0, "high": math.inf}}}, "low and high must be finite"),
+        ({"search": {"size": {"low": -1e308, "high": 1e308}}}, "low and high must be finite"),
+        ({"search": {"size": {"low": 0.5, "high": 2.0, "whole": True}}}, "whole needs whole numbers"),
         ({"objective": {"stage": "b", "metric": "reward"}}, "the objective names the stage b"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"mine: .*{says}"):
         recipe_of({**CHAIN, **change}, "mine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("inputs = 5", "inputs = [1]", "values = 3", "values = []", "stages = 'a'", "stages = []", "stages.a = 'x'"),
+        *("stages.a = []", "stages.a.set = 5", "stages.a.gates = 3", "values = 'v'"),
+    ],
+)
+def test_a_change_of_a_recipe_that_has_something_else_in_its_place_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    for change in ("v=1", "a.x=1", "a.gates.better=1"):
+        with pytest.raises(ConfigError, match=r"mine\.toml: "):
+            load_recipe(str(tmp_path / "mine.toml"), [change], ["a=b"])
 
 
 @pytest.mark.parametrize("name", [*shipped_recipes()])
