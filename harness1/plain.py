@@ -94,6 +94,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def unbroken(text: str) -> str:
+    """Return a name of others, such as a path or a title, without ends of lines, so that it forges no line of ours."""
+    return " ".join(text.splitlines())
+
+
 HIDDEN = "***"
 
 

@@ -21,7 +21,7 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task
 from harness1.errors import UsageError
-from harness1.plain import counted, digest
+from harness1.plain import counted, digest, unbroken
 from harness1.policy.policy import Decision
 from harness1.records import Curated, Episode, Gold, Record, Status, Task, ToolCall
 from harness1.reward import score
@@ -292,7 +292,7 @@ class Searches:
         curated = deliver(driven.env, episode.curated, self._files)
         lines = [f"The search is over. It delivers {counted(len(curated), 'document')}, the best first."]
         for each in curated:  # the path or the id stands on a line of its own
-            lines += [each.path or each.id, f"  {each.rank}. {each.tag}: {each.title}"]
+            lines += [unbroken(each.path or each.id), f"  {each.rank}. {each.tag}: {unbroken(each.title)}"]
             lines.append(f"  {' '.join(each.snippet.split())}")
         return StepReply("\n".join(lines), {}, failed, curated, episode.stop_reason)
 

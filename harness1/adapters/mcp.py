@@ -24,6 +24,7 @@ from harness1.episodes.single import question_task
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.eval.cited import Answerer
 from harness1.models.dialects import fit_arguments
+from harness1.plain import unbroken
 from harness1.policy.registry import open_policy
 from harness1.records import DocId, Status, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
@@ -170,7 +171,8 @@ def _result(answer: StepReply, name: str) -> types.CallToolResult:
     if told["over"]:
         told |= {"stop_reason": answer.stop_reason, "curated": msgspec.to_builtins(answer.curated)}
     else:
-        text = f"search: {name}\n{text}" + "".join(f"{handle}: {path}\n" for handle, path in answer.files.items())
+        places = (f"{handle}: {unbroken(path)}\n" for handle, path in answer.files.items())
+        text = f"search: {name}\n{text}{''.join(places)}"
     return _text(text, answer.failed, told | ({"files": answer.files} if answer.files else {}))
 
 
