@@ -30,6 +30,7 @@ from harness1.memory.working_memory import question_names
 from harness1.models.dialects import text_of
 from harness1.models.endings import has_ended
 from harness1.models.open import open_completer
+from harness1.plain import unbroken
 from harness1.records import Chunk, ChunkId, DocId, Episode, Hit, Record, Status, Task
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.runs.journal import Journal, read_line_records
@@ -125,7 +126,8 @@ class Answer(Record, kw_only=True):
                 passage = self.passages[each.passage - 1]
                 section = f" › {_line(each.section)}" if each.section not in ("", passage.title) else ""
                 yield f"     [{each.passage}] {_line(passage.title or passage.doc_id)}{section}", None
-                yield str(file := files(passage.doc_id) or passage.doc_id), file if isinstance(file, Path) else None
+                file = files(passage.doc_id)
+                yield unbroken(str(file or passage.doc_id)), file
                 if not each.quote:
                     yield "     does not bear it out", None
                 elif each.quote != sentence.text:
@@ -185,7 +187,7 @@ def follow(question: str, known: Answer | None) -> str:
     if known is None or question_names(question):
         return question
     cited = [each.passage for sentence in known.sentences for each in sentence.citations if each.found]
-    titles = [known.passages[number - 1].title for number in dict.fromkeys(cited)]
+    titles = [known.passages[at - 1].title for at in dict.fromkeys(cited) if 0 < at <= len(known.passages)]
     return f"{question} ({'; '.join(titles[:2])})" if any(titles) else question
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task
@@ -13,7 +15,9 @@ from harness1.eval.answers import NamedModel
 from harness1.eval.cited import (
     Answer,
     Answerer,
+    Citation,
     Passage,
+    Sentence,
     best_sentences,
     find_passages,
     find_quote,
@@ -188,3 +192,18 @@ def test_an_answer_as_plain_data_has_all_of_its_fields_also_the_empty_ones() -> 
     empty = dict.fromkeys(("model", "text", "finish_reason", "episode_id"), "")
     lists = {"sentences": [], "passages": []}
     assert Answer(question="q").as_json() == {"question": "q", **empty, **lists, "sufficient": False}
+
+
+def test_an_edited_answer_that_cites_what_it_does_not_have_is_followed_without_it() -> None:
+    sentence = Sentence("It was.", tuple(Citation(at, "it", True) for at in (-1, 0, 2, 9)))
+    made = Answer(question="who?", sentences=(sentence,))
+    known = replace(made, passages=PASSAGES)
+    assert follow("And how long is it?", made) == "And how long is it?"
+    assert follow("And how long is it?", known) == f"And how long is it? ({PASSAGES[1].title})"
+
+
+def test_no_name_of_a_file_forges_a_line_of_an_answer() -> None:
+    citation = Sentence("It was.", (Citation(1, "It was.", True),))
+    answer = Answer(question="who?", sentences=(citation,), passages=(passage("a\n  2  Another.md", "", "It was."),))
+    lines = [line for line, _ in answer.lines(lambda doc_id: Path("/docs") / doc_id)]
+    assert lines[2] == "/docs/a   2  Another.md"
