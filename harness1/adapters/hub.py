@@ -18,11 +18,12 @@ from harness1.data.benchmarks import BENCHMARKS
 from harness1.data.dataset_cache import Progress
 from harness1.data.origins import UNKNOWN, origins_of
 from harness1.data.tables import blocks
+from harness1.data.walk import Walk
 from harness1.episodes.single import ASKED
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError, optional
 from harness1.model_folder import ADAPTER_CONFIG, base_name
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.plain import HIDDEN, find_key, unescaped, without_secrets
+from harness1.plain import HIDDEN, find_key, unescaped, utf8_safe, without_secrets
 from harness1.records import Task
 from harness1.runs.files import STAGE, Stage, read_stage
 from harness1.runs.folder import CONFIG, DERIVED, METRICS, PROVENANCE, RESOURCES, SUBMISSIONS
@@ -110,11 +111,13 @@ def pack(folder: Path, *, own_questions: bool = False, watch: Progress = lambda 
     _refuse_origins(folder, own_questions)
     if kind is RUN:
         _refuse_asked(folder, own_questions)
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    odd = list[str]()  # what is no regular file, leads out of the folder or is too deep
+    names = sorted(Walk(folder, lambda name, why: odd.append(name), everything=True).files())
     files = tuple(name for name in names if _is_sent(folder, name, (*kind.own, *kind.others)))
     for name in files:
         _refuse_keys(folder / name, strict=_matches(name, kind.own), watch=watch)
-    return Parcel(folder, kind, files, tuple(name for name in names if name not in files))
+    left = sorted({*names, *odd} - {*files})
+    return Parcel(folder, kind, files, tuple(map(utf8_safe, left)))
 
 
 def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None = None) -> Sent:
@@ -160,8 +163,8 @@ def _kind_of(folder: Path, stage: Stage | None) -> Kind:
 
 
 def _is_sent(folder: Path, name: str, patterns: Sequence[str]) -> bool:
-    hidden = any(part.startswith(".") for part in Path(name).parts)
-    return not hidden and (folder / name).resolve().is_relative_to(folder.resolve()) and _matches(name, patterns)
+    unfit = any(part.startswith(".") for part in Path(name).parts) or name != utf8_safe(name)
+    return not unfit and (folder / name).resolve().is_relative_to(folder.resolve()) and _matches(name, patterns)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -409,3 +409,19 @@ def test_the_origins_of_a_base_are_those_of_its_adapters(
     write_json(tmp_path / "adapters" / "adapter_config.json", {"base_model_name_or_path": named})
     with pytest.raises(UsageError, match="comes from browsecomp_plus"):
         pack(tmp_path / "adapters", own_questions=True)
+
+
+def test_folders_without_end_and_names_that_are_not_utf_8_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copied(Path("world:60"), tmp_path / "data")
+    (folder / "qrels" / os.fsdecode(b"\xff.tsv")).write_text("q\td\t1\n")
+    monkeypatch.chdir(folder)
+    for _ in range(1200):
+        Path("d").mkdir()
+        os.chdir("d")
+    parcel = pack(folder)
+    for _ in range(1200):  # which no function of the standard library removes
+        os.chdir("..")
+        Path("d").rmdir()
+    assert "qrels/test.tsv" in parcel.files
+    assert "qrels/?.tsv" in parcel.left
+    json.dumps(parcel.files + parcel.left).encode()
