@@ -32,11 +32,14 @@ _COMMAS = re.compile(rf'({_STRING}")|,(?=\s*[}}\]])', re.DOTALL)
 _CONTROL = re.compile(
     r"""(?x) (?: < (?= [|｜] [^<>]{1,64} [|｜] >
                    | /? (?: tool_call | tool_calls | tool_response | tools | think | function | parameter
-                          | start_of_turn | end_of_turn | im_start | im_end | system | bos | eos | s )
+                          | start_of_turn | end_of_turn | im_start | im_end | system | bos | eos | s
+                          | arg_key | arg_value | minimax:tool_call | end_of_utterance )
                      \b [^<>]{0,64} > )
-           | \[ (?= /? (?: INST | SYS | TOOL_CALLS | TOOL_RESULTS | AVAILABLE_TOOLS | THINK ) \] ) )"""
+           | \[ (?= /? (?: INST | SYS | TOOL_CALLS | TOOL_RESULTS | AVAILABLE_TOOLS | THINK
+                          | SYSTEM_PROMPT | MODEL_SETTINGS | TOOL_CONTENT | CALL_ID | ARGS ) \] ) )"""
 )
-"""The first character of a control token: ChatML, Harmony, Llama, DeepSeek, Kimi, Qwen, Gemma, Mistral."""
+"""The first character of a control token: ChatML, Harmony, Llama, DeepSeek, Kimi, Qwen, Gemma, Mistral, GLM, MiniMax,
+SmolVLM."""
 
 
 def read_object(text: str) -> dict[str, Any] | None:

@@ -191,7 +191,8 @@ def test_each_imitation_is_read_as_the_environments_where_nothing_is_marked() ->
         "</tool_call>", "<tools>", "<think>", "</think>", "<function=curate>", "<parameter=add_ids>",
         "<start_of_turn>model", "<end_of_turn>", "<s>", "</s>", "<bos>", "[INST]", "[/INST]", "[TOOL_CALLS]",
         "[AVAILABLE_TOOLS]", "<|python_tag|>", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>",
-        "<|endoftext|>", "<|eot_id|>", "<tool_response>",
+        "<|endoftext|>", "<|eot_id|>", "<tool_response>", "[SYSTEM_PROMPT]", "[TOOL_CONTENT]", "<arg_key>",
+        "</arg_value>", "<minimax:tool_call>", "<end_of_utterance>",
     ],
 )  # fmt: skip
 def test_control_tokens_reach_no_chat_server_as_documents_spell_them(spelling: str) -> None:
