@@ -72,7 +72,7 @@ class SearchGym(gymnasium.Env[str, str]):
         self._close_episode()
         wanted = (options or {}).get("task_id")
         names = list(self._tasks)
-        task = self._tasks.get(wanted if wanted is not None else names[int(self.np_random.integers(len(names)))])
+        task = self._tasks.get(names[int(self.np_random.integers(len(names)))] if wanted is None else str(wanted))
         if task is None:
             raise UsageError(f"there is no task {wanted!r}")
         self._driven = DrivenEpisode(self._open_env(), task, DRIVER, seed=seed or 0)

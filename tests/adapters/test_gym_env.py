@@ -85,8 +85,9 @@ def test_a_dead_index_raises_and_gives_no_reward() -> None:
 def test_steps_without_an_episode_are_refused(gym: SearchGym) -> None:
     with pytest.raises(UsageError, match="reset"):
         gym.step(action("end_search"))
-    with pytest.raises(UsageError, match="no task 'x'"):
-        gym.reset(options={"task_id": "x"})
+    for wrong in ("x", ["x"], {"a": 1}, ""):
+        with pytest.raises(UsageError, match="no task "):
+            gym.reset(options={"task_id": wrong})
     with pytest.raises(UsageError, match="no tasks"):
         SearchGym([], make_env, Config())
 
