@@ -6,6 +6,7 @@ process. Whatever a file does to the process, only it is lost.
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -66,7 +67,7 @@ class ReadApart:
     def rows(self, path: Path, columns: Sequence[str], most: int) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of a Parquet file, some at a time. `columns`: as those of `tables.rows`. `most`: bytes that
         all rows may take. Raises Unreadable: as for `read`, or it holds more."""
-        data = msgspec.msgpack.encode((str(path), columns, most))
+        data = msgspec.msgpack.encode((os.fsencode(path), columns, most))
         return self._answers("parquet", data, SECONDS + path.stat().st_size / (1 << 20), list[dict[str, Any]])
 
     def _answers(self, kind: str, data: bytes, seconds: float, of: type[Found]) -> Iterator[Found]:
@@ -139,9 +140,9 @@ def _read_rows(data: bytes) -> Iterator[bytes]:
     from pyarrow.parquet import ParquetFile
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others reserve more addresses than they use
-    size, (path, columns, most) = 0, msgspec.msgpack.decode(data, type=tuple[str, list[str], int])
+    size, (path, columns, most) = 0, msgspec.msgpack.decode(data, type=tuple[bytes, list[str], int])
     try:
-        with ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
+        with ParquetFile(os.fsdecode(path), buffer_size=BUFFER, pre_buffer=False) as file:
             wanted = [name for name in file.schema_arrow.names if name in columns] if columns else None
             for batch in file.iter_batches(BATCH, columns=wanted, use_threads=False):
                 packed = _PACK.encode((batch.to_pylist(), ""))

@@ -31,7 +31,7 @@ CHUNK_TEXT_KEYS = ("document_text", "text")
 BETWEEN = "\n"  # joins the chunks of a document
 Placed = tuple[Document, str, str]
 """A document at one place, the content that all its places must share, and the problem to note if this one differs."""
-_NUMBER = re.compile(r"_(\d+)$", re.ASCII)
+_NUMBER = re.compile(r"_(\d{1,18})$", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def _shown(name: str) -> str:
 
 
 MARKUP, PAGES = frozenset({"adoc", "md", "org", "rst", "txt"}), frozenset({"htm", "html", "xhtml"})
+MOST_BESIDE = 8  # files of one name that one is compared with: thousands may differ in the case of letters alone
 ALIKE, AS_LONG = 0.9, 0.5  # share of the words of what is left out in what is kept, and of their numbers of words
 _WORD = re.compile(r"\w+")
 
@@ -100,7 +101,7 @@ class _Texts:
             few, many = sorted((len(words), len(known)))
             if is_page != other_is_page and len(words & known) >= ALIKE * len(words) and few >= AS_LONG * many:
                 return other
-        self._beside = {stem: [*self._beside.get(stem, ()), (name, is_page, words)]}
+        self._beside = {stem: [*self._beside.get(stem, ())[-MOST_BESIDE:], (name, is_page, words)]}
         return name
 
 
@@ -137,13 +138,13 @@ def _documents(path: Path, files: list[str], problem: Problem, reading: Reading)
 
 def _chunks(name: str, found: Contents) -> Iterator[GivenChunk]:
     """Yield the sections of a document as its chunks, by their anchors; parts of a long one are numbered."""
-    at, taken = 0, set[str]()
+    at, taken, further = 0, set[str](), Counter[str]()
     for anchor, section in found.sections:
-        number, chunk_id = 1, f"{name}#{anchor}"
         for start, end in cut(section, SECTION):
-            while chunk_id in taken:
-                number += 1
-                chunk_id = f"{name}#{anchor}&part={number}"
+            chunk_id = f"{name}#{anchor}"
+            while chunk_id in taken:  # thousands of sections may have one anchor
+                further[anchor] += 1
+                chunk_id = f"{name}#{anchor}&part={1 + further[anchor]}"
             taken.add(chunk_id)
             yield GivenChunk(ChunkId(chunk_id), at + start, at + end)
         at += len(section) + len(BETWEEN)

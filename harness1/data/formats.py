@@ -13,7 +13,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage, MIMEPart
@@ -190,7 +190,12 @@ def _message(data: bytes, anchor: str = "") -> Contents:
                     attached.append(("&".join(filter(None, (anchor, f"attached={name}", at))), each))
     plain = [text for text, is_other in texts if not is_other] or [text for text, _ in texts[:1]]
     shown = "\n".join([*lines, "", *plain])
-    return Contents(utf8_safe(str(message["Subject"] or "")), [(anchor, shown), *attached], "; ".join(notices))
+    return Contents(utf8_safe(str(message["Subject"] or "")), [(anchor, shown), *attached], _one_of(notices, "part"))
+
+
+def _one_of(notices: Sequence[str], noun: str) -> str:
+    """Return a notice for those of several things, which are named."""
+    return f"{counted(len(notices), noun)}, the first: {notices[0]}" if notices else ""
 
 
 def read_mailbox(data: bytes) -> Contents:
@@ -200,8 +205,7 @@ def read_mailbox(data: bytes) -> Contents:
     if not found:
         raise Unreadable("no mailbox: no line in it begins a message (From ADDRESS DATE)")
     notices = [each.notice for each in found if each.notice]
-    said = f"{counted(len(notices), 'message')}, the first: {notices[0]}" if notices else ""
-    return Contents("", [*chain.from_iterable(each.sections for each in found)], said)
+    return Contents("", [*chain.from_iterable(each.sections for each in found)], _one_of(notices, "message"))
 
 
 MARKDOWN = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
@@ -265,7 +269,7 @@ def read_file(ending: str, data: bytes) -> Contents:
         found = form.read(data) if form.read else read_text(form, data)
     except BROKEN as error:
         raise Unreadable(f"broken ({reason(error)})") from error
-    if len(found.title) + sum(len(text) for _, text in found.sections) > TEXT_BYTES:
+    if len(found.title) + sum(len(anchor) + len(text) for anchor, text in found.sections) > TEXT_BYTES:
         raise Unreadable(f"its text has more than {TEXT_BYTES:,} characters")
     return found
 

@@ -82,7 +82,8 @@ def ensure_index(
     if not force and (done := _done(stage, out, whole)):
         return done
     # Neither the lock nor a card that is being written makes a folder one that is not empty.
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    with writing(out):
+        names = {path.name for path in out.iterdir()} if out.exists() else set()
     card = read_stage(out)
     is_ours = card.verb == "index" if card else bool(names & {"CURRENT", "vectors"})
     if any(name != LOCK and not name.startswith(f".{STAGE}.") for name in names) and not is_ours:

@@ -99,7 +99,7 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool, e
     if spec.startswith("world:"):
         size, _, rest = spec.removeprefix("world:").partition(":")
         seed, _, about = rest.partition(":")
-        if not re.fullmatch(r"\d+:\d+:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
+        if not re.fullmatch(r"\d{1,9}:\d{1,18}:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
             said = "a synthetic world is world:SIZE[:SEED[:people]], SIZE being its number of documents"
             raise UsageError(f"{spec}: {said}")
         from harness1.data.world import world_source

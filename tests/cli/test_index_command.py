@@ -138,3 +138,9 @@ def test_the_reading_of_an_index_is_said_where_it_is_not_english(harness1: Comma
     assert "Fuji" in harness1("search", "富士山はどこ", "--index", "jaauto").out
     refused = harness1("index", "old.jsonl", "--out", "x", "--set", "index.language=klingon")
     assert (refused.code, "give one of auto, none, arabic" in refused.err) == (2, True)
+
+
+def test_a_file_in_place_of_the_folder_is_refused_in_a_line_and_stays(harness1: Command, home: Path) -> None:
+    ended = harness1("index", "old.jsonl", "--out", "empty.jsonl")
+    assert (ended.code, ended.err) == (2, "harness1: empty.jsonl: Not a directory\n")
+    assert (home / "empty.jsonl").read_text() == ""

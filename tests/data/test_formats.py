@@ -3,12 +3,14 @@
 import io
 import json
 from email.message import EmailMessage
+from itertools import product
 from pathlib import Path
 
 import pypdf
 import pytest
 
-from harness1.data.contents import Unreadable
+from harness1.data import folder, formats
+from harness1.data.contents import Contents, Unreadable
 from harness1.data.formats import read_file
 from harness1.data.open import open_source
 from harness1.errors import CorpusError
@@ -156,6 +158,14 @@ def test_what_is_built_hidden_or_ignored_is_passed_over_and_named(tmp_path: Path
     assert {*files, "sub/f.tmp"} <= {*read(tmp_path, everything=True)[0]}
 
 
+def test_thousands_of_rules_are_followed_and_the_last_one_that_fits_decides(tmp_path: Path) -> None:
+    rules = [f"*{number}*z?" for number in range(9_000)]
+    (tmp_path / ".gitignore").write_text("\n".join(["*.md", "kept.txt", *rules, "!kept.md", "[z-a]", "left.txt"]))
+    for name in ("kept.md", "left.md", "kept.txt", "left.txt", "other.txt", "a17zz"):
+        (tmp_path / name).write_text(name)
+    assert [*read(tmp_path)[0]] == ["kept.md", "other.txt"]
+
+
 def test_files_with_one_text_are_one_document(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.md"):
         (tmp_path / name).write_text("the same")
@@ -175,6 +185,16 @@ def test_a_page_and_its_source_beside_it_are_one_document_and_others_are_not(tmp
     documents, said = read(tmp_path)
     assert list(documents) == ["a.html", "b.html", "b.md", "c.html", "c.md"]
     assert said == ["1 file with the text of another: a.rst is a.html"]
+
+
+def test_files_whose_names_differ_in_case_alone_are_compared_with_few_others() -> None:
+    stems = ["".join(each) for each in product(*(f"{letter}{letter.upper()}" for letter in "abcdefghijkl"))]
+    names = [f"{stem}{ending}" for stem in stems for ending in (".md", ".html")]
+    texts = folder._Texts(names)
+    with hostile.ends():
+        for number, name in enumerate(names):
+            text = " ".join(f"w{number + at}" for at in range(0, 30_000, 50))
+            assert texts.first_with(name, text) == name
 
 
 PRINTED = "The photo-\nsynthesis of a well-\nknown plant. Well-known is photo-\nsynthesis; not of post-\nWar years."
@@ -334,6 +354,26 @@ def test_a_guessed_encoding_of_a_message_is_told() -> None:
     assert read_file(".eml", letter).notice.endswith("which is a guess")
     box = b"From a@x Mon Mar  2 10:00:00 2020\n" + letter
     assert read_file(".mbox", box).notice.startswith("1 message, the first: ")
+
+
+def test_the_notices_of_a_message_are_counted_and_one_is_told() -> None:
+    letter = parts("mixed", *["text/plain; charset=x-none\n\ncaf\xe9"] * 2)
+    assert read_file(".eml", f"Content-Type: {letter}".encode("latin-1")).notice.startswith("2 parts, the first: ")
+
+
+def test_the_names_of_attachments_count_as_text_each_time_they_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "TEXT_BYTES", 700)
+    letter = parts("mixed", *(f"text/plain; name={letter * 100}.txt\n\nx" for letter in "abcd"))
+    with pytest.raises(Unreadable, match="its text has more than 700 characters"):
+        read_file(".eml", f"Content-Type: {letter}".encode())
+
+
+def test_many_attachments_of_one_name_take_linear_time(tmp_path: Path) -> None:
+    contents = Contents("", [("attached=a.txt", f"text {number}") for number in range(30_000)])
+    with hostile.ends():
+        ids = [chunk.chunk_id for chunk in folder._chunks("m.eml", contents)]
+    assert [ids[0], ids[1], ids[-1]] == [f"m.eml#attached=a.txt{part}" for part in ("", "&part=2", "&part=30000")]
+    assert len({*ids}) == len(ids)
 
 
 def test_a_message_with_headers_in_no_encoding_is_read() -> None:

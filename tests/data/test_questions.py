@@ -1,5 +1,6 @@
 """Questions with passages in Parquet, as the hub has them, are tasks over the passages; contradictions are told."""
 
+import os
 from pathlib import Path
 
 import pyarrow
@@ -51,3 +52,17 @@ def test_judgements_that_contradict_each_other_are_told_and_equal_ones_are_not(t
     assert finding.examples == (f"{tmp_path}/qrels/test.tsv:2: 'a' was given another grade for query 'q' before",)
     with pytest.raises(CorpusError, match="another grade"):
         open_source(str(tmp_path)).tasks("test")
+
+
+def test_a_parquet_file_whose_name_is_not_utf_8_is_read_as_any_other(tmp_path: Path) -> None:
+    write_table(pyarrow.Table.from_pylist([A]), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").rename(tmp_path / os.fsdecode(b"\xff.parquet"))
+    (tmp_path / "b.txt").write_text("kept")
+    assert [document.doc_id for document in open_source(str(tmp_path)).documents()] == ["b.txt"]
+
+
+def test_a_number_behind_a_chunk_may_be_longer_than_numbers_are(tmp_path: Path) -> None:
+    row = {"query_id": "1", "query": "what?", "positive_passages": [A]}
+    write_table(pyarrow.Table.from_pylist([row]), tmp_path / "test.parquet")
+    write_table(pyarrow.Table.from_pylist([{"chunk_id": f"d_{'9' * 5000}", "text": "far"}]), tmp_path / "rest.parquet")
+    assert [len(document.doc_id) for document in open_source(str(tmp_path)).documents()] == [1, 5002]

@@ -104,7 +104,8 @@ def test_a_world_is_named_by_its_size_seed_and_questions() -> None:
     names = [open_source(spec).name for spec in ("world:50", "world:50:3", "world:50:3:people")]
     assert names == ["world-50-0", "world-50-3", "world-50-3-people"]
     assert open_source("world:50").fingerprint == open_source("world:50:0").fingerprint
-    for wrong in ("world:", "world:x", "world:-5", "world:50:x", "world:50:3:towns", "world:50:3:people:"):
+    endless = f"world:{'9' * 5000}"
+    for wrong in ("world:", "world:x", "world:-5", "world:50:x", "world:50:3:towns", "world:50:3:people:", endless):
         with pytest.raises(UsageError, match="a synthetic world is world:SIZE"):
             open_source(wrong)
     with pytest.raises(UsageError, match="at least 20"):
