@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import gc
 import itertools
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.http.loop_thread import LoopThread
 from harness1.model_folder import check_base, checked_base, folder_hash, holds_adapters
 from harness1.models.adapters import read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
@@ -26,50 +25,6 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
-
-
-Result = TypeVar("Result")
-
-
-class LoopThread:
-    """An event loop in its own thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and await it, with cancellation; raise InfrastructureFault if it was stopped."""
-        try:
-            if not self._stopped:
-                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-            work.close()
-        except asyncio.CancelledError:
-            if not self._stopped:
-                raise
-        raise InfrastructureFault("vLLM was closed")
-
-    def stop(self) -> None:
-        """Cancel all work and end the thread, once."""
-        if self._stopped:
-            return
-
-        async def cancel_others() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        self._stopped = True
-        self.call(cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -114,7 +69,7 @@ def open_vllm(
             raise UsageError(f"vLLM has no room for adapters of rank {adapter_rank}, only up to {RANKS[-1]}")
         fields |= {"enable_lora": True, "max_lora_rank": min(each for each in RANKS if each >= adapter_rank)}
         fields |= {"max_loras": ADAPTERS, "max_cpu_loras": CACHED}
-    loop = LoopThread()
+    loop = LoopThread("vLLM")
     try:
         engine = loop.call(_start(fields | options))
     except UsageError:

@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import save_file
 
 from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreachable, UsageError
+from harness1.http.loop_thread import LoopThread
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.model_folder import open_tensors
 from harness1.models.backend import Grammar, SampledOutput, Sleeper
 from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.transformers_backend import TransformersBackend
-from harness1.models.vllm_engine import LoopThread, VllmBackend
+from harness1.models.vllm_engine import VllmBackend
 from harness1.models.weight_gate import WeightGate, check_same_shapes, weight_shapes
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters
@@ -638,7 +639,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend(adapters: Path, package: None) -> Iterator[VllmBackend]:
-    made = VllmBackend(FakeEngine(), LoopThread(), {}, "name", adapters.with_name("base"), WeightGate())
+    made = VllmBackend(FakeEngine(), LoopThread("vLLM"), {}, "name", adapters.with_name("base"), WeightGate())
     yield made
     made.close()
 
