@@ -24,6 +24,7 @@ from harness1.config.settings import (
     without_removed,
 )
 from harness1.errors import ConfigError
+from harness1.plain import without_password
 from harness1.plugins import identity
 from harness1.words import AUTO, NONE, languages
 
@@ -330,9 +331,15 @@ def read_env(tree: Mapping[str, Any]) -> Env:
 class Dense(Settings):
     """Embeddings of an index's chunks, stored beside their terms."""
 
-    model: str = ""  # A name or folder for sentence-transformers, or `hash:DIMENSIONS` (needs none); empty: none.
+    model: str = ""
+    """A name or folder for sentence-transformers, `openai:MODEL@URL` for a server with OpenAI's `/v1/embeddings`, or
+    `hash:DIMENSIONS` (needs none); empty: none."""
     search: Literal["exact", "hnsw"] = "exact"  # Exact up to a million chunks; beyond, the approximate graphs of faiss.
     prefixes: tuple[str, str] = ("", "")  # Texts before a query and a document, if so trained (`query: `, `passage: `).
+
+    def __post_init__(self) -> None:
+        if "://" in self.model and self.model != without_password(self.model):
+            raise ConfigError("index.dense.model is recorded: give machine.embedder_key, and no password or ? in it")
 
 
 class Index(Settings):

@@ -105,8 +105,13 @@ class Machine(Keyed):
     episode_deadline_s: Seconds = 600.0
     """Seconds for one episode; a longer one ends as an infrastructure fault. Calls of models count, but for those whose
     server sends its answer as it writes it (llama.cpp, Ollama), each part of which has `model.timeout_s`."""
-    embedder: str = ""  # The folder of an index's embedding model here; empty: its location when the index was built.
-    reranker: str = ""  # A name or local folder of a cross-encoder for sentence-transformers.
+    embedder: str = ""
+    """The folder of an index's embedding model here, or its `openai:MODEL@URL`; empty: as when the index was built."""
+    embedder_key: str = ""  # Key of the embedder's server, sent as a bearer token.
+    reranker: str = ""
+    """A name or local folder of a cross-encoder for sentence-transformers; or the address of a server, as URL or
+    `MODEL@URL`, with `/rerank` as vLLM, llama.cpp, TEI and Cohere have it, or vLLM's `/score`."""
+    reranker_key: str = ""  # Key of the reranker's server, sent as a bearer token.
     device: str = ""  # For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one.
     threads: Count = 0  # Threads of models on a CPU; 0: torch's default, or a share of the cores in a worker.
     token_file: str = ""  # A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none.

@@ -12,14 +12,15 @@ import msgspec
 
 from harness1.config import Env, Machine
 from harness1.env.verifiers import Judgement, Label, Verifier, VerifierFault, unopened_verifier
-from harness1.errors import ConfigError, HarnessError
+from harness1.errors import ConfigError, HarnessError, InfrastructureFault, Unreachable
 from harness1.http.model_endpoint import Completer, Endpoint, Messages, ModelEndpoint, defuse, restore, strip_answer
 from harness1.memory.parts import normalise_claim
 from harness1.memory.sentences import split
 from harness1.plain import digest, utf8_safe
 from harness1.records import UnitId
 from harness1.retrieval.corpus import Analyser
-from harness1.retrieval.models import Pair, TransformerScorer, open_cross_encoder
+from harness1.retrieval.models import Scorer, open_cross_encoder
+from harness1.retrieval.served import Pair
 from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 from harness1.tools.documents import JUDGED_CHARACTERS
 from harness1.words import AUTO, is_foreign
@@ -113,7 +114,8 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
 
 SENTENCES = 4  # number of sentences, with the most terms of the claim, that are read alone and with their neighbours
 BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))  # start and end of passages around it, of up to three sentences
-ENGINE_ERRORS = (RuntimeError, ValueError, OSError)  # out of memory, a lost device, an output that is not a number
+ENGINE_ERRORS = (RuntimeError, ValueError, OSError, InfrastructureFault, Unreachable)
+"""Out of memory, a lost device, an output that is not a number, a server that fails."""
 
 
 class CrossEncoderVerifier:
@@ -121,9 +123,7 @@ class CrossEncoderVerifier:
     supporting passage is at least as probable as the best contradicting one, `no` if one contradicts, else `unclear`.
     `support` and `conflict` are the least probabilities; entailment models also contradict unrelated texts."""
 
-    def __init__(
-        self, scorer: TransformerScorer, characters: int = 6000, support: float = 0.5, conflict: float = 0.8
-    ) -> None:
+    def __init__(self, scorer: Scorer, characters: int = 6000, support: float = 0.5, conflict: float = 0.8) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict
         self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(
             lambda pairs: [(yes, no) for yes, no in scorer.stances(pairs).tolist()], WINDOW_S, BATCH_SIZE

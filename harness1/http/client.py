@@ -79,16 +79,25 @@ class HttpClient:
     headers. Raise MissingExtra without httpx. Redirects are not followed, because they would carry the key elsewhere;
     cookies are not kept, and environment variables are ignored.
 
+    `answer_bytes` limits an answer, None by `ANSWER_BYTES`.
+
     A session belongs to the event loop that made it, and the command line calls `asyncio.run` many times with one
     client, so each loop gets its own, held by an asynchronous generator, which a loop closes before it ends.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        connections: int = CONNECTIONS,
+        answer_bytes: int | None = None,
+    ) -> None:
         with optional("serve", "httpx"):
             import httpx
         self.errors = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
         """What `exchange` raises."""
         self.url, self._headers, self._connections = url, dict(headers or {}), connections
+        self._limit = answer_bytes or ANSWER_BYTES
         # Shorter strings than a key may be part of ordinary words.
         words = {word for value in self._headers.values() for word in value.split()} - {"Bearer"}
         secrets = [word for word in words.union(secrets_of(url)) if len(word) >= SHORTEST_SECRET]
@@ -149,15 +158,15 @@ class HttpClient:
                     return stream is not None and stream.feed(block)
 
                 fed = feed if stream else None
-                status, headers, answer = await self.exchange(path, body, ANSWER_BYTES, accept, fed)
+                status, headers, answer = await self.exchange(path, body, self._limit, accept, fed)
             if stream and status == 200 and is_events(headers):
                 if stream.error is None:
                     return msgspec.convert(stream.completion(), kind)
                 code = stream.error.get("code") if isinstance(stream.error, dict) else None
                 status = code if isinstance(code, int) and 300 <= code < 600 else 500
                 reason = f"{status} {error_text(msgspec.json.encode({'error': stream.error}), self._secrets)}"
-            elif len(answer) > ANSWER_BYTES:
-                reason = f"an answer larger than {ANSWER_BYTES} bytes"
+            elif len(answer) > self._limit:
+                reason = f"an answer larger than {self._limit} bytes"
             elif status == 200:
                 return cast(Answer, answer) if kind is bytes else msgspec.json.decode(answer, type=kind)
             else:

@@ -152,7 +152,13 @@ class ModelEndpoint:
     and limits for a loop. Raise ConfigError if URL or key are not usable, or both hold a secret."""
 
     def __init__(
-        self, url: str, key: str = "", timeout_s: float = 60.0, attempts: int = 3, concurrency: int = 16
+        self,
+        url: str,
+        key: str = "",
+        timeout_s: float = 60.0,
+        attempts: int = 3,
+        concurrency: int = 16,
+        answer_bytes: int | None = None,
     ) -> None:
         key, shown = key.strip(), without_password(url)
         if not is_address(url):
@@ -162,7 +168,7 @@ class ModelEndpoint:
         if not key.isprintable() or not key.isascii():
             raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.client = HttpClient(url.partition("#")[0].rstrip("/"), headers, concurrency)
+        self.client = HttpClient(url.partition("#")[0].rstrip("/"), headers, concurrency, answer_bytes)
         self._timeout_s, self._attempts = timeout_s, attempts
         self._connected = False
         """Whether a request ever reached the server."""
@@ -196,7 +202,7 @@ class ModelEndpoint:
             if answer.status in (401, 403):
                 raise Unreachable(f"{answer.message}; is the key right?", answer.status)
             if answer.status == 404:
-                astray = path == "/chat/completions" and "/v1" not in self.url
+                astray = path in ("/chat/completions", "/embeddings") and "/v1" not in self.url
                 advice = "; the address must reach up to and including the /v1" if astray else ""
                 raise Unreachable(answer.message + advice, answer.status)
             if answer.status in (400, 500) and _UNREADABLE.search(answer.message):

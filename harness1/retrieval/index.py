@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from harness1.config import Index
 from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, ConfigError, CorpusError, SchemaError
-from harness1.plain import canonical, digest
+from harness1.plain import WITH_SERVER, canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
 from harness1.retrieval.corpus import ANALYSER, Analyser, Document, join_text
@@ -144,8 +144,12 @@ def document_sum(document: Document) -> bytes:
 
 
 def build_hash(settings: Index) -> str:
-    """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
-    return digest([FORMAT, ANALYSER, settings.to_hash()])
+    """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings, but the
+    address of a model."""
+    named = settings.to_hash()
+    if served := WITH_SERVER.fullmatch(settings.dense.model):
+        named["dense"]["model"] = served[1]
+    return digest([FORMAT, ANALYSER, named])
 
 
 def index_hash(content_sum: int, settings: Index, embedder: str, language: str = "") -> str:

