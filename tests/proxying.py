@@ -31,7 +31,7 @@ from tests.serving import HOST, Reply, asking, in_thread
 from tests.support import END, call, search
 from tests.vocabularies import chat_format
 
-OPENAI_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/messages"
+OPENAI_PATH, ANTHROPIC_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SETTINGS = Config(policy=ChatPolicy(temperature=0.7))
 LIMITS = ServiceLimits(running=8, waiting=8, deadline_s=20.0)
 SCRIPT: tuple[ToolCall | str, ...] = (
@@ -191,6 +191,39 @@ def anthropic_client(url: str, stream: bool) -> Client:
             return Heard(text, [(use.id, use.name, use.input) for use in uses], made.stop_reason == "max_tokens")
 
     return asks
+
+
+def responses_client(url: str, stream: bool) -> Client:
+    from openai import AsyncOpenAI
+
+    async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=session, max_retries=0) as client:
+            asked: dict[str, Any] = {"model": "any", "max_output_tokens": room, "extra_body": {"seed": seed}}
+            asked |= {"tools": [{"type": "function", **tool["function"]} for tool in tools]}
+            asked |= {"input": as_items(messages), "store": False}
+            made = await client.responses.create(stream=stream, **asked)
+            if stream:
+                *_, last = [event async for event in made]
+                made = last.response
+            uses = [each for each in made.output if each.type == "function_call"]
+            calls = [(use.call_id, use.name, json.loads(use.arguments)) for use in uses]
+            return Heard(made.output_text, calls, made.status == "incomplete")
+
+    return asks
+
+
+def as_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    items = list[dict[str, Any]]()
+    for message in messages:
+        if message["role"] == "tool":
+            result = {"call_id": message["tool_call_id"], "output": message["content"]}
+            items.append({"type": "function_call_output", **result})
+            continue
+        if message["content"]:
+            items.append({"role": message["role"], "content": message["content"]})
+        for each in message.get("tool_calls") or ():
+            items.append({"type": "function_call", "call_id": each["id"], **each["function"]})
+    return items
 
 
 def as_anthropic(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:

@@ -85,7 +85,7 @@ def proxy(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Answer POST /v1/chat/completions (OpenAI) and /v1/messages (Anthropic), recording every call. Ends on SIGTERM.
+    """Answer OpenAI's chat completions and responses and Anthropic's messages, recording every call. Ends on SIGTERM.
 
     An agent names its session by the header x-session-id, or by its API key: a key like episode-17 is stored as it is,
     any other only as a digest. A token is sent as API key and names no session. A tool_choice that requires a call is

@@ -147,6 +147,11 @@ _UNREADABLE = re.compile(
 """What llama.cpp, with status 500, and OpenAI, with 400, say of an output that was cut off at `max_tokens`."""
 
 
+def is_too_long(refusal: Refusal) -> bool:
+    """Return whether a server refuses a call because prompt and output exceed its context."""
+    return bool(_TOO_LONG.search(str(refusal)))
+
+
 class ModelEndpoint:
     """The server of a language model, usable from any event loop: an address up to and including `/v1`, a bearer token,
     and limits for a loop. Raise ConfigError if URL or key are not usable, or both hold a secret."""
@@ -210,8 +215,8 @@ class ModelEndpoint:
             if answer.status in REFUSALS:
                 # `max_tokens` that fill the context alone are a wrong setting, and no prompt that is too long.
                 alone = (asked := _ASKED_TOO_MUCH.search(answer.message)) and int(asked[1]) >= int(asked[2])
-                refusal = Overflow if _TOO_LONG.search(answer.message) and not alone else Refusal
-                raise refusal(answer.message, answer.status)
+                found = Refusal(answer.message, answer.status)
+                raise Overflow(answer.message, answer.status) if is_too_long(found) and not alone else found
             raise Transient(answer.message, answer.retry_after_s)
 
         try:

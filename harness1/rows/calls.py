@@ -105,6 +105,7 @@ class RecordedCall(Record, kw_only=True):
     status: int = 0
     error: str | None = None
     untrainable: str | None = None  # why an answered call cannot be trained on
+    unmet: dict[str, Any] = {}  # what the client asked for that was not done, by name: `max_tokens` beyond the window
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None

@@ -9,16 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from harness1.serve import chat
+from harness1.serve.fields import AS_TRAINED, STOPS_ALONE, honoured, recorded, refused, unmet_by
 from harness1.serve.service import Refused
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "stop_sequences": ([],),
-    "thinking": ({"type": "disabled"},),
-    "output_config": ({},),
-    "output_format": (),
-    "mcp_servers": ([],),
-    "container": (),
-}
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 KINDS = {
     401: "authentication_error",
@@ -53,7 +46,8 @@ class _Tool(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    type: str = "auto"
+    type: Literal["auto", "any", "none", "tool"] = "auto"
+    name: str = ""
     disable_parallel_tool_use: bool | None = None
 
 
@@ -64,25 +58,40 @@ class _Request(chat.Parameters, frozen=True, kw_only=True):
     tool_choice: _Choice = _Choice()
 
 
+FIELDS = {
+    **honoured(*_Request.__struct_fields__),
+    "stop_sequences": refused(STOPS_ALONE, []),
+    "mcp_servers": refused("these servers would be called by the provider", []),
+    "container": refused("its code would run at the provider"),
+    "thinking": recorded(AS_TRAINED, {"type": "disabled"}),
+    "output_config": recorded(f"{AS_TRAINED}: effort and schema are not enforced", {}),
+    "output_format": recorded("a schema is not enforced"),
+    "context_management": recorded("a conversation is read as it is sent", {}),
+}
+
+
 def read(body: Mapping[str, Any]) -> chat.ChatRequest:
-    """Read a request; raise Refused if it is none, or has blocks, tools or a tool choice that no text model handles."""
+    """Read a request; raise Refused if it is none, or has blocks that no text model reads. A tool of the provider, with
+    which its models were trained, is not offered."""
     asked = chat.convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
-    if asked.tool_choice.type not in ("auto", "any", "none"):
-        raise Refused(400, f"tool_choice {asked.tool_choice.type!r} is not supported here: auto, any or none")
-    if other := next((tool.type for tool in asked.tools if tool.type not in (None, "custom")), None):
-        raise Refused(400, f"a tool of type {other!r} runs at the provider and is not available here")
     system = _text(asked.system)
     messages = [chat.ChatMessage("system", system)] if system else []
     for message in asked.messages:
         messages += _messages(message)
-    tools = asked.tools if asked.tool_choice.type != "none" else []
+    own = [tool for tool in asked.tools if tool.type in (None, "custom")]
+    specs = [chat.spec_of(tool.name, tool.description, tool.input_schema) for tool in own]
+    others = [tool for tool in asked.tools if tool.type not in (None, "custom")]
+    choice = asked.tool_choice
+    kind = {"any": "required", "tool": "named"}.get(choice.type, choice.type)
+    if choice.name in [tool.name for tool in others]:
+        kind = "none"
     return chat.ChatRequest(
         messages=tuple(messages),
-        tools=tuple(chat.spec_of(tool.name, tool.description, tool.input_schema) for tool in tools),
-        must_call=asked.tool_choice.type == "any",
-        one_call=bool(asked.tool_choice.disable_parallel_tool_use),
+        **chat.choose_tools(specs, kind, choice.name),
+        one_call=bool(choice.disable_parallel_tool_use),
+        unmet=unmet_by(body, FIELDS, [f"{tool.type} {tool.name}" for tool in others]),
         **asked.common(),
     )
 
@@ -117,7 +126,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-ANTHROPIC = chat.Dialect("anthropic", NEUTRAL, read, write, events, error)
+ANTHROPIC = chat.Dialect("anthropic", FIELDS, read, write, events, error)
 
 
 def _messages(message: _Message) -> Iterator[chat.ChatMessage]:

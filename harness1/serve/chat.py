@@ -20,6 +20,7 @@ from harness1.models.chat_format import ChatFormat, Ids
 from harness1.models.formats import CHANNEL, MESSAGE, RETURN
 from harness1.plain import digest, json_safe, text_digest
 from harness1.records import ModelCall, Record, ToolCall
+from harness1.serve.fields import Fields
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
 
@@ -85,6 +86,8 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     must_call: bool = False
     """Require a call. A chat server may enforce it; a model sampled by ids may still answer in text."""
     one_call: bool = False
+    unmet: dict[str, Any] = {}
+    """What the client asks for that nobody here does, by name."""
     stream_usage: bool = False  # report usage at the end of a stream. Anthropic's streams always do.
     token_ids: bool = False
 
@@ -138,17 +141,6 @@ def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
         raise Refused(400, str(error)) from error
 
 
-def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise Refused if an unsupported parameter has another value than one in `neutral`, which changes nothing."""
-    if names := changing(body, neutral):
-        raise Refused(400, f"{', '.join(names)}: not supported here with this value: leave it out")
-
-
-def changing(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Return the names of parameters whose values would change the distribution."""
-    return [name for name, values in neutral.items() if name in body and body[name] not in values]
-
-
 def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
     """Return a declared tool; raise Refused if its parameters are not a JSON schema of an object."""
     schema = dict(parameters or {"type": "object", "properties": {}})
@@ -156,6 +148,14 @@ def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | 
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
         raise Refused(400, f"the parameters of the tool {name!r} are not a JSON schema of an object")
     return ToolSpec(name, description or "", schema)
+
+
+def choose_tools(specs: Sequence[ToolSpec], choice: str, name: str = "") -> dict[str, Any]:
+    """Return the `tools` and `must_call` of a request by its choice: `none`, `required`, `named`, by which that tool
+    alone is offered, or another, which changes nothing. Raise Refused if no tool has the name."""
+    if choice == "named" and not (specs := [spec for spec in specs if spec.name == name]):
+        raise Refused(400, f"tool_choice names {name!r}, which is none of the tools")
+    return {"tools": tuple(specs) if choice != "none" else (), "must_call": choice in ("required", "named")}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -169,11 +169,11 @@ Event = tuple[str, dict[str, Any]]  # name (or "") and data of an event of a str
 
 
 class Dialect(NamedTuple):
-    """The API of one provider: `neutral` lists unsupported parameters with the values that change nothing, `read`
-    raises Refused, and `events` returns a reply as a stream, which ends with `last`."""
+    """The API of one provider: `read` raises Refused, and `events` returns a reply as a stream, which ends with
+    `last`."""
 
     name: str
-    neutral: Mapping[str, tuple[Any, ...]]
+    fields: Fields
     read: Callable[[Mapping[str, Any]], ChatRequest]
     write: Callable[[ChatReply], dict[str, Any]]
     events: Callable[[ChatReply, bool], list[Event]]

@@ -9,25 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from harness1.serve import chat
+from harness1.serve.fields import AS_TRAINED, STOPS_ALONE, TOO_LONG, honoured, recorded, refused, unmet_by
 from harness1.serve.service import Refused
-
-ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}  # A call has one output; upstreams are never asked for more
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **ONE_OUTPUT,
-    "best_of": (1,),
-    "stop": ("", []),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "functions"), ([],)),
-    **dict.fromkeys(("logit_bias", "structured_outputs"), ({},)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
-    "repetition_penalty": (1,),
-    "ignore_eos": (False,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none", "required"),
-    "modalities": (["text"],),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), ()),
-    **dict.fromkeys(("allowed_token_ids", "function_call", "reasoning_effort", "verbosity", "audio"), ()),
-    "web_search_options": (),
-}
 
 
 class _Function(msgspec.Struct):
@@ -85,6 +68,31 @@ class _Request(chat.Parameters, frozen=True, kw_only=True):
     return_token_ids: bool = False  # an extension of vLLM
 
 
+ONE_OUTPUT = {"n": refused("a call has one output", 1)}  # upstreams are never asked for more
+_UNSEEN = "the record could not say which distribution the tokens are from"
+OTHER_CHOICE = recorded("all tools are offered")
+FIELDS = {
+    **honoured(*_Request.__struct_fields__),
+    **ONE_OUTPUT,
+    "best_of": refused("a call has one output", 1),
+    "stop": refused(STOPS_ALONE, "", []),
+    **dict.fromkeys(("stop_token_ids", "bad_words"), refused(_UNSEEN, [])),
+    **dict.fromkeys(("logit_bias", "structured_outputs"), refused(_UNSEEN, {})),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), refused(_UNSEEN, 0)),
+    "repetition_penalty": refused(_UNSEEN, 1),
+    "ignore_eos": refused(_UNSEEN, False),
+    "response_format": refused(_UNSEEN, {"type": "text"}),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), refused(_UNSEEN)),
+    **dict.fromkeys(("regex", "ebnf", "allowed_token_ids"), refused(_UNSEEN)),
+    "functions": refused("declare them as tools", []),
+    "function_call": refused("send tool_choice"),
+    "modalities": refused("this model writes text only", ["text"]),
+    "audio": refused("this model writes text only"),
+    "web_search_options": refused("no web is searched here"),
+    **dict.fromkeys(("reasoning_effort", "verbosity"), recorded(AS_TRAINED)),
+}
+
+
 def read(body: Mapping[str, Any]) -> chat.ChatRequest:
     """Read a request; raise Refused if the body is not a request, or has parts other than text."""
     asked = chat.convert_body(body, _Request)
@@ -99,16 +107,26 @@ def read(body: Mapping[str, Any]) -> chat.ChatRequest:
         )
         for each in asked.messages
     ]
-    tools = [tool.function for tool in asked.tools if asked.tool_choice != "none"]
+    tools = [tool.function for tool in asked.tools]
+    specs = [chat.spec_of(each.name, each.description, each.parameters) for each in tools]
+    choice, name = choice_of(asked.tool_choice)
     return chat.ChatRequest(
         messages=tuple(messages),
-        tools=tuple(chat.spec_of(each.name, each.description, each.parameters) for each in tools),
-        must_call=asked.tool_choice == "required",
+        **chat.choose_tools(specs, choice, name),
+        unmet=unmet_by(body, FIELDS if choice else {**FIELDS, "tool_choice": OTHER_CHOICE}),
         one_call=not asked.parallel_tool_calls,
         stream_usage=bool(asked.stream_options.include_usage),
         token_ids=asked.return_token_ids,
         **asked.common() | {"max_tokens": asked.max_completion_tokens or asked.max_tokens},
     )
+
+
+def choice_of(given: Any) -> tuple[str, str]:
+    """Return the choice of tools, and the name of a named one; the choice is "" if it is another one."""
+    if isinstance(given, dict) and given.get("type") == "function":
+        function = given.get("function", given)  # the function itself in the Responses API
+        return "named", str(function.get("name")) if isinstance(function, dict) else ""
+    return (given, "") if given in ("auto", "none", "required") else ("", "")
 
 
 def body_of(request: chat.ChatRequest) -> dict[str, Any]:
@@ -166,10 +184,11 @@ def events(reply: chat.ChatReply, usage: bool) -> list[chat.Event]:
 def error(status: int, message: str) -> dict[str, Any]:
     """Return the body of a failed call."""
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    code = "context_length_exceeded" if TOO_LONG in message else None
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-OPENAI = chat.Dialect("openai", NEUTRAL, read, write, events, error, last="data: [DONE]\n\n")
+OPENAI = chat.Dialect("openai", FIELDS, read, write, events, error, last="data: [DONE]\n\n")
 
 
 def _text(content: str | list[_Part] | None) -> str:

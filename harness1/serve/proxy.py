@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -22,11 +22,13 @@ from harness1.plain import text_digest, without_secrets
 from harness1.retrieval.sharing import Batcher
 from harness1.rows.calls import ABANDONED, RecordedCall
 from harness1.serve.anthropic_dialect import ANTHROPIC
-from harness1.serve.chat import Dialect, Memory, Spelled, decode_body
+from harness1.serve.chat import ChatRequest, Dialect, Memory, Spelled, decode_body
 from harness1.serve.openai_dialect import OPENAI
+from harness1.serve.responses_dialect import RESPONSES, Responses
 from harness1.serve.service import Access, Bodies, Gate, Json, Refused, ServiceLimits, application
-from harness1.serve.upstreams import Asked, Upstream
+from harness1.serve.upstreams import Upstream
 
+Made = TypeVar("Made")
 HEADERS = ("x-session-id", "x-harness-session")
 QUERY = "session"
 PLACEHOLDERS = re.compile(
@@ -62,7 +64,8 @@ def clean_name(name: str) -> str:
     return plain if plain == name else f"{plain[:96]}~{text_digest(name)}"
 
 
-DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
+COUNT = "/v1/messages/count_tokens"
+DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/responses": RESPONSES, "/v1/messages": ANTHROPIC}
 RECORDED = (
     *("prompt_ids", "output_ids", "output_logprobs", "version_start", "version_end"),
     *("finish_reason", "actions", "untrainable"),
@@ -95,14 +98,13 @@ class ProxyService:
         admit: Callable[[str | None], AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self.limits, self._admit = limits, admit
-        self._upstream, self._keep, self._memory = upstream, keep, Memory()
+        self._upstream, self._keep, self._memory, self._responses = upstream, keep, Memory(), Responses()
         self._gate, self._bodies = Gate(limits), Bodies(limits)
-        self._tokenising: Batcher[Callable[[], Asked], Asked] = Batcher(
-            lambda calls: [call() for call in calls], 0.0, 1
-        )
+        self._tokenising: Batcher[Callable[[], Any], Any] = Batcher(lambda calls: [call() for call in calls], 0.0, 1)
         self._broken = ""
-        posts = {path: partial(self._call, dialect) for path, dialect in DIALECTS.items()}
-        failure = lambda path, status, reason: DIALECTS.get(path, OPENAI).error(status, reason)  # noqa: E731
+        posts = {path: partial(self._call, dialect) for path, dialect in DIALECTS.items()} | {COUNT: self._count}
+        forms = DIALECTS | {COUNT: ANTHROPIC}
+        failure = lambda path, status, reason: forms.get(path, OPENAI).error(status, reason)  # noqa: E731
         self.app = application(posts, {"/v1/models": self._models}, failure, (access or Access()).check)
 
     async def _models(self, _: Request) -> Response:
@@ -113,6 +115,26 @@ class ProxyService:
         common = {"owned_by": "harness1", "created": 0, "created_at": "1970-01-01T00:00:00Z"}
         data = [{"id": name, "object": "model", "type": "model", "display_name": name, **common} for name in names]
         return Json({"object": "list", "data": data, "has_more": False})
+
+    async def _count(self, request: Request) -> Response:
+        """Tell how long the prompt of a call would be. Nothing is sampled and nothing recorded, but it counts as a call
+        of its session."""
+        with self._admit(session_of(request.headers, request.query_params)):
+            async with self._bodies.read(request) as sent, self._gate:
+                asked = ANTHROPIC.read(decode_body(sent))
+                self._measure(asked)
+                return Json({"input_tokens": await self._tokenise(partial(self._upstream.count, asked), len(sent))})
+
+    def _measure(self, asked: ChatRequest) -> None:
+        if (characters := asked.characters()) > (most := self.limits.prompt_characters):
+            raise Refused(400, f"messages and tools of {characters} characters; at most {most} are read")
+
+    async def _tokenise(self, work: Callable[[], Made], size: int) -> Made:
+        """Do what tokenises a body of so many bytes, beside the event loop if that takes long."""
+        if size < LONG:
+            return work()
+        made: Made = (await self._tokenising.submit([work]))[0]
+        return made
 
     async def _call(self, dialect: Dialect, request: Request) -> Response:
         """Carry out one call, from its arrival to its record, which grows with it: a failed call is recorded as far as
@@ -149,18 +171,21 @@ class ProxyService:
             return response
 
     async def _answer(self, dialect: Dialect, sent: bytes, record: dict[str, Any], *, named: bool) -> Response:
-        body = decode_body(sent)
+        body = given = decode_body(sent)
+        if dialect is RESPONSES:
+            if not named and (owner := self._responses.owner(body)):
+                record["session_id"], named = owner, True
+            body = self._responses.expand(body, record["session_id"])
         asked = dialect.read(body)
         record["model"] = asked.model
         if not named and (owner := self._memory.owner(asked.messages)):
             record["session_id"] = owner
-        session, most = record["session_id"], self.limits.prompt_characters
-        if (characters := asked.characters()) > most:
-            raise Refused(400, f"messages and tools of {characters} characters; at most {most} are read")
+        session = record["session_id"]
+        self._measure(asked)
         recall = partial(self._memory.recall, session)
-        prepare = partial(self._upstream.prepare, dialect, body, asked, recall)
-        ready = prepare() if len(sent) < LONG else (await self._tokenising.submit([prepare]))[0]
+        ready = await self._tokenise(partial(self._upstream.prepare, dialect, body, asked, recall), len(sent))
         record |= {"prompt_ids": ready.prompt_ids, "sampling": ready.sampling, "request": ready.body}
+        record["unmet"] = ready.unmet
         record["t_start"] = time.time()
         try:
             async with asyncio.timeout(self.limits.deadline_s):
@@ -173,6 +198,7 @@ class ProxyService:
             reason = "the upstream returns invalid token ids"
             answered = msgspec.structs.replace(answered, **none, untrainable=reason)
         record |= {name: getattr(answered, name) for name in RECORDED}
+        record["unmet"] = ready.unmet | answered.unmet
         record["request"] = ready.body if answered.untrainable else None
         record["reply"] = answered.message if answered.untrainable else None
         spelled = Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs)
@@ -180,6 +206,8 @@ class ProxyService:
         reply = msgspec.structs.replace(answered.reply, **made, tokens=spelled if asked.token_ids else None)
         if ready.past is not None and answered.output_ids:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
+        if dialect is RESPONSES:
+            self._responses.keep(given, session, reply)
         if asked.stream:
             return Response(dialect.stream(reply, asked.stream_usage), headers=EVENTS)
         return Json(dialect.write(reply))

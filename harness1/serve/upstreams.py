@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.http.client import HttpFault
-from harness1.http.model_endpoint import ChatRoute, policy_endpoint
+from harness1.http.model_endpoint import ChatRoute, is_too_long, policy_endpoint
 from harness1.models.backend import LEAST, ROUNDING, Backend, Grammar
 from harness1.models.chat_format import ChatFormat, Ids
 from harness1.models.dialects import read_message, text_of
@@ -24,11 +24,10 @@ from harness1.serve.chat import (
     ChatRequest,
     Dialect,
     Recall,
-    changing,
     prompt_of,
-    refuse_unsupported,
     text_of_output,
 )
+from harness1.serve.fields import TOO_LONG, changing, recorded, refuse_fields
 from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, ToolUse, body_of
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
@@ -45,6 +44,7 @@ class Asked(Record):
     one_call: bool = False
     body: dict[str, Any] | None = None
     untrainable: str | None = None  # why its tokens cannot be trained on, if known already
+    unmet: dict[str, Any] = {}  # what the client asks for that is not done
 
 
 class Answered(Record, kw_only=True):
@@ -60,6 +60,7 @@ class Answered(Record, kw_only=True):
     actions: tuple[ToolCall, ...] = ()
     untrainable: str | None = None
     message: dict[str, Any] | None = None  # the message as the server returned it
+    unmet: dict[str, Any] = {}  # as in `Asked`, if it is known by the answer alone
 
 
 class TokenUpstream:
@@ -68,6 +69,7 @@ class TokenUpstream:
     def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
         self._name, self._model, self._chat = name, model, chat
         self._settings, self._reserve = config.policy, config.env.generation_reserve
+        self._window = config.env.context_window
         hashes = {"model": model.hash, "format": chat.hash}
         policy = self._settings.to_hash()
         self.inputs: dict[str, Any] = {"upstream": name, **hashes, "policy": policy, "reserve": self._reserve}
@@ -78,25 +80,39 @@ class TokenUpstream:
         return (self._name,)
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for."""
-        refuse_unsupported(body, dialect.neutral)
+        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for. The window
+        bounds an output, and refuses none: agents ask for as much as their own model can write."""
+        refuse_fields(body, dialect.fields)
         settings, tools = self._settings, request.tools
-        try:
-            self._chat.declarations(tools)
-            grammar = self._chat.grammar(tools) if settings.constrained and tools else None
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
+        grammar = self._declare(tools)
         prompt_ids, past = prompt_of(self._chat, request.messages, tools, recall)
+        if (room := self._window - len(prompt_ids)) < 1:
+            raise Refused(400, f"{TOO_LONG}: {len(prompt_ids)} tokens > {self._window} maximum (env.context_window)")
+        unmet = request.unmet
+        if request.max_tokens is not None and request.max_tokens > room:
+            unmet = unmet | {"max_tokens": request.max_tokens}
         sampling = Sampling(
             temperature=settings.temperature if request.temperature is None else request.temperature,
             top_p=request.top_p or 1.0,
             top_k=max(request.top_k or 0, 0),
-            max_tokens=request.max_tokens or self._reserve,
+            max_tokens=min(request.max_tokens or self._reserve, room),
             seed=request.seed,
             stop_ids=self._chat.stop_ids,
             grammar=grammar.digest if grammar else None,
         )
-        return Asked(sampling, prompt_ids, past, tools, grammar, request.one_call)
+        return Asked(sampling, prompt_ids, past, tools, grammar, request.one_call, unmet=unmet)
+
+    def _declare(self, tools: Sequence[ToolSpec]) -> Grammar | None:
+        try:
+            self._chat.declarations(tools)
+            return self._chat.grammar(tools) if self._settings.constrained and tools else None
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
+
+    def count(self, request: ChatRequest) -> int:
+        """Return the tokens of a prompt; raise Refused if its tools cannot be declared."""
+        self._declare(request.tools)
+        return len(prompt_of(self._chat, request.messages, request.tools, lambda *_: None)[0])
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """Execute a call; an output without a call is returned as text. Raise InfrastructureFault if the upstream
@@ -129,6 +145,8 @@ class TokenUpstream:
         )
 
 
+CHARACTERS = 4  # of a token of English
+MOST_TOKENS = ("max_tokens", "max_completion_tokens")
 OPTIONAL: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_k": -1, "min_p": 0.0}
 OPTIONAL |= {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0}
 """Parameters that are dropped if a server refuses them by name. Neutral values are sent because servers of open models
@@ -197,7 +215,7 @@ class ChatUpstream:
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
         """Prepare a call: an OpenAI client's body is forwarded with the parameters that a record needs."""
-        refuse_unsupported(body, ONE_OUTPUT if dialect is OPENAI else dialect.neutral)
+        refuse_fields(body, ONE_OUTPUT if dialect is OPENAI else dialect.fields)
         forwarded = dict(body) if dialect is OPENAI else body_of(request)
         forwarded.pop("stream_options", None)
         settings = self._settings
@@ -215,20 +233,37 @@ class ChatUpstream:
             seed=request.seed,
         )
         untrainable = None  # or why a record would not determine the distribution of the log probabilities
-        if names := changing(made, {**OPENAI.neutral, "tool_choice": ("auto", "none")}):
+        if names := changing(made, {**OPENAI.fields, "tool_choice": recorded("", "auto", "none")}):
             untrainable = f"{', '.join(names)}: the effect on the distribution is not recorded"
         elif (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
             untrainable = (
                 "a chat server's log probabilities may be raw: they count only at temperature 1, top_p 1 and top_k 0"
             )
         return Asked(
-            sampling=sampling, tools=request.tools, one_call=request.one_call, body=made, untrainable=untrainable
+            sampling=sampling,
+            tools=request.tools,
+            one_call=request.one_call,
+            body=made,
+            untrainable=untrainable,
+            unmet={} if dialect is OPENAI else request.unmet,
         )
+
+    def count(self, request: ChatRequest) -> int:
+        """Return about how many tokens a prompt has: the server's own tokenizer is not known."""
+        return 1 + request.characters() // CHARACTERS
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """Execute a call, as `TokenUpstream.answer`."""
         body = asked.body or {}
-        completion, sent = await self._route.post(body, _Completion)
+        unmet = {}
+        try:
+            completion, sent = await self._route.post(body, _Completion)
+        except Refusal as refusal:
+            if asked.sampling.max_tokens <= self._reserve or not is_too_long(refusal):
+                raise
+            unmet = {"max_tokens": asked.sampling.max_tokens}  # without it, a server goes on to the end of its window
+            body = {name: value for name, value in body.items() if name not in MOST_TOKENS}
+            completion, sent = await self._route.post(body, _Completion)
         left_out = [name for name in OPTIONAL if name in body and name not in sent]
         if len(completion.choices) != 1:
             raise InfrastructureFault(f"{self._endpoint.url} returned {len(completion.choices)} answers instead of one")
@@ -265,6 +300,7 @@ class ChatUpstream:
             actions=tuple(ToolCall(call.name, call.meaning()) for call in calls),
             untrainable="; ".join(filter(None, (asked.untrainable, refused, missing))) or None,
             message=msgspec.to_builtins(message),
+            unmet=unmet,
         )
 
 

@@ -71,7 +71,7 @@ def test_scripts_and_targets_that_are_named_exist() -> None:
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command
         else:
             assert command.startswith(
-                (*OTHERS, "python -m torch", "python -m harness1.adapters.", "VLLM_", "OPENAI_", "vllm ")
+                (*OTHERS, "python -m torch", "python -m harness1.adapters.", "VLLM_", "OPENAI_", "ANTHROPIC_", "vllm ")
             ), command
 
 

@@ -195,6 +195,23 @@ def test_a_server_that_refuses_what_the_proxy_adds_is_asked_without_it_from_then
     ] * 2
 
 
+def test_an_output_that_the_window_of_a_server_does_not_permit_is_as_long_as_it_permits(tmp_path: Path) -> None:
+    def answer(body: Body) -> Body:
+        if body.get("max_tokens", 0) > 8000:
+            raise Refusal("This model's maximum context length is 8192 tokens. However, you requested 32020.", 400)
+        return completion()
+
+    server = Server(answer)
+
+    async def scene(service: ProxyService) -> None:
+        for most in (32_000, 100):
+            await ask(service, {**WORDS, "max_tokens": most})
+
+    calls = recorded(tmp_path, server.upstream, scene)
+    assert [(call.status, call.unmet) for call in calls] == [(200, {"max_tokens": 32_000}), (200, {})]
+    assert [body.get("max_tokens") for body in server.asked] == [32_000, None, 100]
+
+
 def test_what_an_agent_asks_for_itself_is_never_left_out_and_a_refusal_that_goes_on_teaches_nothing(
     tmp_path: Path,
 ) -> None:

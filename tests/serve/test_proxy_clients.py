@@ -35,6 +35,7 @@ from tests.proxying import (
     hermes,
     openai_client,
     proxying,
+    responses_client,
     upstream_of,
 )
 from tests.serving import HOST, imitating
@@ -49,6 +50,8 @@ CLIENTS: dict[str, Callable[[str], Client]] = {
     "openai streamed": lambda url: openai_client(url, stream=True),
     "anthropic": lambda url: anthropic_client(url, stream=False),
     "anthropic streamed": lambda url: anthropic_client(url, stream=True),
+    "responses": lambda url: responses_client(url, stream=False),
+    "responses streamed": lambda url: responses_client(url, stream=True),
 }
 
 
@@ -194,12 +197,12 @@ def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: 
         small_talk(url)
     calls = list(read_calls(tmp_path / "run"))
     own = expected.turns[0].calls
-    for call, alone in zip(calls[:12], own * 4, strict=True):
+    for call, alone in zip(calls[:18], own * 6, strict=True):
         prompt = tuple(token for key in alone.prompt for token in expected.segments[key])
         assert (call.prompt_ids, call.output_ids) == (prompt, alone.output_ids)
         assert call.output_logprobs == pytest.approx(alone.output_logprobs, abs=1e-4)
-    assert len(calls[12:]) == 4
-    assert prefix_merging(calls[12:]).counts["rows"] == 1
+    assert len(calls[18:]) == 4
+    assert prefix_merging(calls[18:]).counts["rows"] == 1
 
 
 def small_talk(url: str) -> None:

@@ -1,6 +1,7 @@
 """What agents send becomes one normal form, and what they get has their provider's form."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ import pytest
 from harness1.config import Env
 from harness1.models.calls import tools_of
 from harness1.serve.anthropic_dialect import ANTHROPIC
-from harness1.serve.chat import MOST_PARTS, Called, ChatMessage, ChatReply, ChatRequest, decode_body, refuse_unsupported
+from harness1.serve.chat import MOST_PARTS, Called, ChatMessage, ChatReply, ChatRequest, decode_body
+from harness1.serve.fields import TOO_LONG, refuse_fields
 from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, body_of
+from harness1.serve.responses_dialect import RESPONSES
 from harness1.serve.service import Refused
 from harness1.tools.registry import Toolbox
 from tests.proxying import as_anthropic
@@ -44,7 +47,7 @@ def sent(body: dict[str, Any]) -> dict[str, Any]:
 
 def refused(body: dict[str, Any]) -> str:
     def both() -> None:
-        refuse_unsupported(body, OPENAI.neutral)
+        refuse_fields(body, OPENAI.fields)
         OPENAI.read(body)
 
     with pytest.raises(Refused) as caught:
@@ -106,18 +109,57 @@ def test_what_was_said_about_sampling_is_read_and_the_rest_left_open() -> None:
 
 def test_parameters_that_would_change_the_distribution_are_refused_and_others_ignored() -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
-    changing = {"n": 2, "stop": ["END"], "logit_bias": {"5": 1}, "presence_penalty": 0.5, "reasoning_effort": "high"}
-    chosen = {"type": "function", "function": {"name": "x"}}
-    for name, value in {**changing, "response_format": {"type": "json_object"}, "tool_choice": chosen}.items():
+    changing = {"n": 2, "stop": ["END"], "logit_bias": {"5": 1}, "presence_penalty": 0.5}
+    for name, value in {**changing, "response_format": {"type": "json_object"}}.items():
         assert name in refused({**body, name: value})
     harmless = {"n": 1, "stop": [], "logit_bias": {}, "presence_penalty": 0.0, "tool_choice": "auto", "user": "me"}
-    refuse_unsupported({**body, **harmless, "store": True, "metadata": {}, "logprobs": True}, OPENAI.neutral)
-    with pytest.raises(Refused, match="stop_sequences"):
-        refuse_unsupported({"stop_sequences": ["x"]}, ANTHROPIC.neutral)
-    with pytest.raises(Refused, match="thinking"):
-        refuse_unsupported({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ANTHROPIC.neutral)
-    refuse_unsupported({"thinking": {"type": "disabled"}, "stop_sequences": []}, ANTHROPIC.neutral)
-    refuse_unsupported({"stop": ["END"], "n": 1}, ONE_OUTPUT)
+    refuse_fields({**body, **harmless, "store": True, "metadata": {}, "logprobs": True}, OPENAI.fields)
+    with pytest.raises(Refused, match="stop_sequences: an output ends with"):
+        refuse_fields({"stop_sequences": ["x"]}, ANTHROPIC.fields)
+    refuse_fields({"thinking": {"type": "adaptive"}, "stop_sequences": []}, ANTHROPIC.fields)
+    refuse_fields({"stop": ["END"], "n": 1}, ONE_OUTPUT)
+
+
+def test_what_a_model_cannot_do_is_put_in_the_record_and_what_asks_for_nothing_is_not() -> None:
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    asked = {"thinking": {"type": "adaptive"}, "context_management": edits}
+    asked |= {"output_config": {"effort": "high"}, "metadata": {"user_id": "u"}}
+    assert anthropic(**asked).unmet == asked
+    assert anthropic(thinking={"type": "disabled"}, stop_sequences=[], output_config={}, temperature=1).unmet == {}
+    assert openai(reasoning_effort="high", user="me", n=1).unmet == {"reasoning_effort": "high", "user": "me"}
+    long = anthropic(metadata={"user_id": "x" * 100_000}, **{f"field_{number}": 1 for number in range(1000)}).unmet
+    assert len(json.dumps(long)) < 10_000, "a client decides nothing about the size of a record"
+
+
+def test_the_documentation_names_every_parameter_that_is_not_honoured() -> None:
+    page = Path("docs/agents.md").read_text(encoding="utf-8")
+    recorded, refused = page.partition("| refused |")[::2]
+    for dialect in (OPENAI, RESPONSES, ANTHROPIC):
+        for name, field in dialect.fields.items():
+            assert field.does == "honoured" or f"`{name}`" in (recorded if field.does == "recorded" else refused), name
+
+
+def test_tools_of_a_provider_are_recorded_and_not_offered() -> None:
+    own, web = {"name": "x", "input_schema": {}}, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    found = anthropic(tools=[own, web])
+    assert ([tool.name for tool in found.tools], found.unmet) == (["x"], {"tools": ["web_search_20250305 web_search"]})
+    chosen = anthropic(tools=[own, web], tool_choice={"type": "tool", "name": "web_search"})
+    assert (chosen.tools, chosen.must_call) == ((), False)
+
+
+def test_a_named_tool_is_the_only_one_offered_and_is_required() -> None:
+    tools = body_of(ChatRequest(messages=TALK, tools=SPECS))["tools"]
+    named = {"type": "function", "function": {"name": "end_search"}}
+    found = openai(tools=tools, tool_choice=named)
+    assert ([tool.name for tool in found.tools], found.must_call) == (["end_search"], True)
+    assert "none of the tools" in refused({"messages": [{"role": "user", "content": "Hi"}], "tool_choice": named})
+    own = [{"name": name, "input_schema": {}} for name in "xy"]
+    other = anthropic(tools=own, tool_choice={"type": "tool", "name": "y"})
+    assert ([tool.name for tool in other.tools], other.must_call) == (["y"], True)
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
+    assert (openai(tools=tools, tool_choice=allowed).tools, openai(tool_choice=allowed).unmet["tool_choice"]) == (
+        *(SPECS, allowed),
+    )
 
 
 def test_what_is_no_request_is_the_clients_fault() -> None:
@@ -131,7 +173,6 @@ def test_what_is_no_request_is_the_clients_fault() -> None:
     ):
         assert refused({"messages": [{"role": "user", "content": "Hi"}], **body})
     for body in (
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"tool_choice": {"type": "tool", "name": "x"}},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": []},
@@ -150,7 +191,7 @@ def test_tools_that_must_not_be_called_are_not_declared() -> None:
     assert openai(tools=tools, tool_choice="none").tools == ()
     own = [{"name": "x", "input_schema": {}}]
     assert [anthropic(tools=own, tool_choice={"type": kind}).tools == () for kind in ("auto", "none")] == [False, True]
-    refuse_unsupported({"tool_choice": "none"}, OPENAI.neutral)
+    refuse_fields({"tool_choice": "none"}, OPENAI.fields)
 
 
 def test_a_null_is_as_good_as_nothing_but_in_arguments_and_schemas() -> None:
@@ -228,6 +269,7 @@ def test_a_stream_of_anthropic_opens_fills_and_closes_each_block() -> None:
 
 def test_an_error_has_the_form_of_its_provider() -> None:
     assert OPENAI.error(400, "no")["error"]["type"] == "invalid_request_error"
+    assert OPENAI.error(400, f"{TOO_LONG}: 9")["error"]["code"] == "context_length_exceeded"
     assert OPENAI.error(502, "no")["error"] == {"message": "no", "type": "server_error", "param": None, "code": None}
     assert ANTHROPIC.error(502, "no") == {"type": "error", "error": {"type": "api_error", "message": "no"}}
     kinds = [ANTHROPIC.error(status, "no")["error"]["type"] for status in (400, 404, 413, 429, 503, 504)]

@@ -18,7 +18,7 @@ from harness1.records import ModelCall, Sampling, ToolCall
 from harness1.rows.calls import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.chat import Called, ChatMessage, prompt_of, text_of_output
 from harness1.serve.openai_dialect import OPENAI
-from harness1.serve.proxy import ProxyService
+from harness1.serve.proxy import COUNT, ProxyService
 from harness1.serve.service import ServiceLimits
 from harness1.tools.registry import Toolbox
 from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, recorded, upstream_of
@@ -158,6 +158,40 @@ def test_a_record_says_what_came_of_a_call(tmp_path: Path) -> None:
     assert ("tool_calls" in third["message"], third["finish_reason"], calls[2].actions) == (False, "stop", ())
 
 
+def test_an_output_is_as_long_as_the_window_permits_and_the_record_says_so(tmp_path: Path) -> None:
+    model, told = Dice(hermes()), list[dict[str, Any]]()
+    config = Config(env=Env(context_window=256, generation_reserve=64))
+    thinking = {"thinking": {"type": "adaptive"}, "max_tokens": 32_000}
+
+    async def scene(service: ProxyService) -> None:
+        await ask(service, {**WORDS, **thinking}, ANTHROPIC_PATH, query={"beta": "true"})
+        await ask(service, {**WORDS, "max_tokens": 30})
+        long = {**WORDS, **thinking, "messages": [{"role": "user", "content": "word " * 300}]}
+        told.append(json.loads((await ask(service, long, ANTHROPIC_PATH)).body)["error"])
+
+    calls = recorded(tmp_path, upstream_of(model, model.chat, config), scene)
+    assert [call.status for call in calls] == [200, 200, 400]
+    assert (calls[0].unmet, calls[1].unmet) == (thinking, {})
+    rooms = [call.sampling.max_tokens for call in calls if call.sampling]
+    assert rooms == [256 - len(calls[0].prompt_ids), 30]
+    assert told[0]["message"].startswith("prompt is too long: ")
+
+
+def test_tokens_are_counted_as_a_call_would_have_them(tmp_path: Path) -> None:
+    model, counts = Dice(hermes()), list[int]()
+    tools = [{"name": spec.name, "input_schema": spec.parameters, "description": spec.description} for spec in SPECS]
+    body = {**WORDS, "system": [{"type": "text", "text": "Look."}], "tools": tools}
+
+    async def scene(service: ProxyService) -> None:
+        counts.append(json.loads((await ask(service, body, COUNT)).body)["input_tokens"])
+        await ask(service, {**body, "max_tokens": 5}, ANTHROPIC_PATH)
+        refused = await ask(service, {**body, "messages": []}, COUNT)
+        assert (refused.status, json.loads(refused.body)["type"]) == (400, "error")
+
+    (call,) = recorded(tmp_path, upstream_of(model, model.chat), scene)
+    assert counts == [len(call.prompt_ids)]
+
+
 def test_an_agent_that_wants_one_call_gets_one_and_the_record_has_all(tmp_path: Path) -> None:
     model = Dice(hermes())
     both = [*model.chat.format_action("", search("a"))[:-1], *model.chat.format_action("", search("b"))[:-1]]
@@ -198,7 +232,8 @@ def test_a_session_that_nobody_named_is_found_by_its_calls(tmp_path: Path) -> No
 def test_every_failure_is_told_in_the_providers_form_and_recorded(tmp_path: Path, path: str) -> None:
     model, told = Dice(hermes()), list[tuple[int, str]]()
     body = {**WORDS, "max_tokens": 5}
-    bad_tool = {"type": "function", "name": "x", "function": {"name": "x"}, "input_schema": {"properties": 3}}
+    odd = {"type": "function", "function": {"name": "x", "parameters": {"properties": 3}}}
+    odd = odd if path == OPENAI_PATH else {"name": "x", "input_schema": {"properties": 3}}
 
     async def scene(service: ProxyService) -> None:
         async def failed(sent: object, error: Exception | None = None) -> None:
@@ -211,7 +246,7 @@ def test_every_failure_is_told_in_the_providers_form_and_recorded(tmp_path: Path
         await failed(b"nonsense")
         await failed({**body, "messages": []})
         await failed({**body, "stop": ["x"], "stop_sequences": ["x"]})
-        await failed({**body, "tools": [{**bad_tool, "function": {"name": "x", "parameters": {"properties": 3}}}]})
+        await failed({**body, "tools": [odd]})
         await failed(body, UsageError("prompt and output do not fit"))
         await failed(body, InfrastructureFault("http://u:p/ sk-abcdefgh down"))
         assert (await ask(service, body, path, method="GET")).status == 405
@@ -301,7 +336,7 @@ def test_constrained_sampling_masks_by_the_tools_of_the_call(tmp_path: Path) -> 
 
 def test_long_prompts_are_tokenised_beside_the_event_loop_and_longer_ones_are_refused(tmp_path: Path) -> None:
     model, threads = Dice(hermes()), list[bool]()
-    upstream = upstream_of(model, model.chat)
+    upstream = upstream_of(model, model.chat, Config(env=Env(context_window=500_000)))
     prepare = upstream.prepare
 
     def noted(*asked: Any) -> Any:
