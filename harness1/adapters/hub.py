@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 
 import msgspec
 
@@ -271,7 +272,7 @@ def _refuse_origins(folder: Path, own: bool) -> None:
 
 
 def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.casefold()))
+    return "".join(filter(str.isalnum, normalize("NFKC", name).casefold()))
 
 
 def _refuse_asked(folder: Path, own: bool) -> None:

@@ -139,7 +139,7 @@ def test_a_fetched_model_is_of_known_origin(tmp_path: Path) -> None:
     "origin",
     [
         *("browsecomp_plus:/data/x", " browsecomp_plus", "Tevatron/browsecomp-plus/"),
-        *("Org/my-browsecomp_plus", "Org/BrowseCompPlus"),
+        *("Org/my-browsecomp_plus", "Org/BrowseCompPlus", "\uff42rowsecomp\uff3fplus"),
     ],
 )
 def test_no_spelling_of_an_origin_publishes_a_secret_benchmark(tmp_path: Path, origin: str) -> None:
