@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from typer.main import get_command
 
 from harness1 import __version__
 from harness1.errors import InfrastructureFault, InstallationWarning, Unreachable, UsageError
-from harness1.plain import printable
+from harness1.plain import HIDDEN, printable
 
 PATIENCE_S = 0.5  # seconds that an interrupted verb may take to end without an answer
 
@@ -279,7 +280,8 @@ def _unbreakable(name: str) -> Iterator[None]:
 def _fail(message: str, code: int) -> int:
     from harness1.cli.printing import say
 
-    say(message)
+    # Also of an address that was given where none is taken, of which a path has lost a slash.
+    say(re.sub(r"(:/{1,2})[^\s/@]*:[^\s/@]*@", rf"\1{HIDDEN}@", message))
     return code
 
 

@@ -144,3 +144,15 @@ def test_a_file_in_place_of_the_folder_is_refused_in_a_line_and_stays(harness1: 
     ended = harness1("index", "old.jsonl", "--out", "empty.jsonl")
     assert (ended.code, ended.err) == (2, "harness1: empty.jsonl: Not a directory\n")
     assert (home / "empty.jsonl").read_text() == ""
+
+
+def test_a_password_is_not_repeated_where_no_address_is_taken(harness1: Command) -> None:
+    place = "http://me:s3cret@host/x"
+    for words in (
+        ["index", place, "--out", "at"],
+        ["data", "check", place],
+        ["view", place],
+        ["push", place, "--to", "a/b"],
+    ):
+        ended = harness1(*words)
+        assert (ended.code, "s3cret" in ended.err, "***@host" in ended.err) == (2, False, True), ended.err
