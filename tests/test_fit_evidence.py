@@ -1,8 +1,11 @@
-"""The fit of the evidence weights: what it learns, and what it leaves out to show whether that carries over."""
+"""The fits of evidence weights and of confidence: what they learn, and what they leave out to show whether it carries
+over."""
 
 import numpy as np
 
+from benchmarks import fit_confidence
 from benchmarks.fit_evidence import Found, fit
+from harness1.memory.confidence import FITTED
 from harness1.memory.ranking import FEATURES
 
 TITLE, LINK = FEATURES.index("title"), FEATURES.index("link")
@@ -26,3 +29,19 @@ def test_recall_counts_gold_that_was_never_found() -> None:
     found = Found(np.eye(len(FEATURES))[:2], np.array([True, False]), 2)
     assert found.recall(np.eye(len(FEATURES))[0], 1) == 0.5
     assert found.recall(np.eye(len(FEATURES))[1], 1) == 0.0
+
+
+def test_a_confidence_is_learned_from_the_best_document_of_each_question() -> None:
+    draw = np.random.default_rng(0)
+
+    def asked(own: bool) -> fit_confidence.Asked:
+        table = draw.random((6, len(FITTED))) / 2
+        table[:, -1], table[draw.integers(6), FITTED._fields.index("names")] = 1.0, own
+        return fit_confidence.Asked(table, own)
+
+    questions = [asked(own) for own in (True, False) for _ in range(40)]
+    weights = fit_confidence.fit([questions])
+    assert FITTED._fields[int(weights.argmax())] == "names"
+    assert weights[:-1].min() >= 0
+    found = fit_confidence.shares(questions, weights)
+    assert found["convincing"][-1] > 0.9 < found["refused"][-1]

@@ -30,7 +30,7 @@ WITHIN = {
     "engines": "engine | * | open",
     "rl": "rollouts | rows | * | pivots train | open",
     "recipe": "gates | recipe | run | tuning",
-    "memory": "parts sentences | entities dedup | question | ranking | working_memory",
+    "memory": "parts sentences | entities dedup | question | ranking | working_memory | confidence",
     "viewer": "html | report | *",
     "agents": "evaluation keeper | judge sandbox | process | training",
     "serve": "llama service | fields server retrieve view | chat"

@@ -21,6 +21,7 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task
 from harness1.errors import UsageError
+from harness1.memory.confidence import UNCONVINCING, judge
 from harness1.plain import counted, digest, unbroken
 from harness1.policy.policy import Decision
 from harness1.records import Curated, Episode, Gold, Record, Status, Task, ToolCall
@@ -176,6 +177,8 @@ class StepReply(Record):
     failed: bool = False
     """The call was not carried out, or the index failed."""
     curated: tuple[Delivered, ...] | None = None
+    convincing: bool = True
+    """A delivered document is surely enough one that the question asks for."""
     stop_reason: str = ""
 
 
@@ -288,13 +291,15 @@ class Searches:
         assert episode is not None
         self._keep(episode)
         if episode.status is Status.INFRA_ERROR:
-            return StepReply(f"The search is invalid: {episode.error}", {}, True, (), episode.stop_reason)
+            return StepReply(f"The search is invalid: {episode.error}", {}, True, (), False, episode.stop_reason)
         curated = deliver(driven.env, episode.curated, self._files)
+        convincing = judge(driven.env.state.memory, episode.curated).convincing
         lines = [f"The search is over. It delivers {counted(len(curated), 'document')}, the best first."]
+        lines += [] if convincing else [f"{UNCONVINCING}: these are the nearest."]
         for each in curated:  # the path or the id stands on a line of its own
             lines += [unbroken(each.path or each.id), f"  {each.rank}. {each.tag}: {unbroken(each.title)}"]
             lines.append(f"  {' '.join(each.snippet.split())}")
-        return StepReply("\n".join(lines), {}, failed, curated, episode.stop_reason)
+        return StepReply("\n".join(lines), {}, failed, curated, convincing, episode.stop_reason)
 
 
 def deliver(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda _: None) -> tuple[Delivered, ...]:

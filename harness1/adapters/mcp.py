@@ -169,7 +169,8 @@ def _result(answer: StepReply, name: str) -> types.CallToolResult:
     told: dict[str, Any] = {SEARCH: name, "over": answer.curated is not None}
     text = answer.text
     if told["over"]:
-        told |= {"stop_reason": answer.stop_reason, "curated": msgspec.to_builtins(answer.curated)}
+        told |= {"stop_reason": answer.stop_reason, "convincing": answer.convincing}
+        told["curated"] = msgspec.to_builtins(answer.curated)
     else:
         places = (f"{handle}: {unbroken(path)}\n" for handle, path in answer.files.items())
         text = f"search: {name}\n{text}{''.join(places)}"

@@ -37,6 +37,7 @@ from harness1.env.pieces import sentence
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.memory.confidence import NEAREST, UNCONVINCING, judge
 from harness1.memory.parts import telling_argument
 from harness1.plain import counted, printable, without_password
 from harness1.policy.registry import fit_window, needs_gold
@@ -107,7 +108,7 @@ def as_result(
     env: SearchEnv, episode: Episode, out: Path, files: Files, copies: Copies = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return the outcome of an episode for a program to read; the path of a document that is no file is null."""
-    entries = env.state.memory.pool.entries
+    entries, judgement = env.state.memory.pool.entries, judge(env.state.memory, episode.curated)
     curated = [
         {
             "rank": place.rank,
@@ -115,6 +116,7 @@ def as_result(
             "path": str(path) if (path := files(entries[place.unit_id].doc_id)) else None,
             "copies": copies.get(entries[place.unit_id].doc_id, []),
             "tag": place.tag,
+            "confidence": round(judgement.confidence[place.unit_id], 3),
             "title": entries[place.unit_id].title,
             "snippet": snippet(env, place.unit_id),
         }
@@ -124,6 +126,8 @@ def as_result(
         "status": episode.status,
         "stop_reason": episode.stop_reason,
         "turns": len(episode.turns),
+        "convincing": judgement.convincing,
+        "message": None if judgement.convincing else f"{UNCONVINCING}.",
         "curated": curated,
         "episode_id": episode.episode_id,
         "run": str(out),
@@ -212,10 +216,13 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
 def show_result(
     env: SearchEnv, episode: Episode, console: Console, files: Files, copies: Copies = MappingProxyType({})
 ) -> None:
-    """Print the delivered set: of each document the whole path, or its id, on a line that is never cut."""
-    number = f"\n{counted(len(episode.curated), 'document')}", "bold"
-    console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
-    for place in episode.curated:
+    """Print the delivered set: of each document the whole path, or its id, on a line that is never cut; where nothing
+    is convincing, that and the nearest documents alone."""
+    number, shown = f"\n{counted(len(episode.curated), 'document')}", episode.curated
+    if shown and not judge(env.state.memory, shown).convincing:
+        number, shown = f"\n{UNCONVINCING}; the nearest of {counted(len(shown), 'document')}:", shown[:NEAREST]
+    console.print(Text.assemble((number, "bold"), " ", (f"({episode.stop_reason})", "dim")))
+    for place in shown:
         entry = env.state.memory.pool.entries[place.unit_id]
         file = files(entry.doc_id)
         console.print(str(file or place.unit_id), style="bold", soft_wrap=True)

@@ -24,6 +24,7 @@ from harness1.episodes.single import Watch, play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.answers import NamedModel, write_prompt
 from harness1.http.model_endpoint import Completer, Messages, policy_endpoint, restore, strip_answer
+from harness1.memory.confidence import NEAREST, UNCONVINCING, judge
 from harness1.memory.question import content_terms
 from harness1.memory.sentences import okapi, split
 from harness1.memory.working_memory import question_names
@@ -88,7 +89,8 @@ class Sentence(Record):
 
 class Answer(Record, kw_only=True):
     """What was answered to a question, in the model's own words (`text`) and by sentences; without a model (`model` is
-    empty), the sentences of the passages, the best first. `sufficient`: a citation holds."""
+    empty), the sentences of the passages, the best first. `convincing`: a document of the search is surely enough one
+    that the question asks for. `sufficient`: so it is, and a citation holds."""
 
     question: str
     model: str = ""
@@ -97,10 +99,11 @@ class Answer(Record, kw_only=True):
     passages: tuple[Passage, ...] = ()
     finish_reason: str = ""
     episode_id: str = ""
+    convincing: bool = True
 
     @property
     def sufficient(self) -> bool:
-        return any(each.found for sentence in self.sentences for each in sentence.citations)
+        return self.convincing and any(each.found for sentence in self.sentences for each in sentence.citations)
 
     def as_json(self, files: Files = lambda _: None) -> dict[str, Any]:
         """Return the answer as plain data, with the path of each passage that is in a file; null of another."""
@@ -114,8 +117,11 @@ class Answer(Record, kw_only=True):
 
     def lines(self, files: Files = lambda _: None) -> Iterator[tuple[str, Path | None]]:
         """Yield the sentences as lines, below each the passages that it cites and what is quoted of them; with the path
-        of a file where a line is that."""
-        for number, sentence in enumerate(self.sentences, 1):
+        of a file where a line is that. Without a model, of what is not convincing only the nearest sentences."""
+        if not self.convincing:
+            yield f"{UNCONVINCING}{'' if self.model or not self.sentences else '; the nearest sentences:'}", None
+        shown = self.sentences if self.model or self.convincing else self.sentences[:NEAREST]
+        for number, sentence in enumerate(shown, 1):
             yield f"{number:>3}  {sentence.text}", None
             if not sentence.citations:
                 yield "     no passage bears it out", None
@@ -236,8 +242,9 @@ class Answerer(NamedTuple):
         self, env: SearchEnv, episode: Episode, known: Answer | None = None, on_text: OnText = lambda _: None
     ) -> Answer:
         """Return the answer to an episode's question from what it delivered, and from what an earlier one rests on."""
-        passages = await find_passages(env, episode, known)
-        return replace(await self.answer(episode.task.query, passages, on_text), episode_id=episode.episode_id)
+        answer = await self.answer(episode.task.query, await find_passages(env, episode, known), on_text)
+        convincing = judge(env.state.memory, episode.curated).convincing
+        return replace(answer, episode_id=episode.episode_id, convincing=convincing)
 
     async def answer(self, question: str, passages: Sequence[Passage], on_text: OnText = lambda _: None) -> Answer:
         """Return an answer from passages, checked. `on_text`: called with all that the model has written so far, more

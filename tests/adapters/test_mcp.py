@@ -91,7 +91,7 @@ def test_a_search_delivers_its_curated_set_and_is_recorded_like_any_other(mode: 
     script = Script(search("Ada Byron"), curate(add_ids=["D3"], importance={"D3": "very_high"}), END)
     same = run(rollout(make_env(SETTINGS.env), script, Task("t", QUESTION)))
     assert [each["id"] for each in told(ended)["curated"]] == [each.unit_id for each in same.curated]
-    assert told(ended)["stop_reason"] == "end_search"
+    assert (told(ended)["stop_reason"], told(ended)["convincing"]) == ("end_search", True)
     assert "Lord Byron" in text(ended)
     (episode,) = served.kept
     assert episode.curated == same.curated
@@ -113,6 +113,16 @@ def test_no_title_and_no_path_forges_a_line_of_an_answer() -> None:
     for answer in run(plays(served)):
         assert not any(line.startswith(("D9", "/etc", "  2.")) for line in answer.splitlines()), answer
     assert "/docs/a D9: /etc.md" in answer
+
+
+def test_a_search_says_that_nothing_convincing_was_found() -> None:
+    async def plays(served: Served) -> CallToolResult:
+        async with served.client() as client:
+            return await whole(client, "Which handball team of Flensburg won the national cup for juniors?")
+
+    ended = run(plays(Served()))
+    assert "Nothing convincing was found: these are the nearest." in text(ended)
+    assert (told(ended)["convincing"], len(told(ended)["curated"])) == (False, 3)
 
 
 def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:

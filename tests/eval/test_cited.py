@@ -191,7 +191,13 @@ def test_a_model_sees_the_best_sentences_alone_and_documents_end_no_tag() -> Non
 def test_an_answer_as_plain_data_has_all_of_its_fields_also_the_empty_ones() -> None:
     empty = dict.fromkeys(("model", "text", "finish_reason", "episode_id"), "")
     lists = {"sentences": [], "passages": []}
-    assert Answer(question="q").as_json() == {"question": "q", **empty, **lists, "sufficient": False}
+    assert Answer(question="q").as_json() == {
+        "question": "q",
+        **empty,
+        **lists,
+        "convincing": True,
+        "sufficient": False,
+    }
 
 
 def test_an_edited_answer_that_cites_what_it_does_not_have_is_followed_without_it() -> None:
