@@ -11,8 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from harness1.env.render import Context
-from harness1.env.view import View
+from harness1.env.view import DocumentView, View, keep_longest
 from harness1.errors import UsageError
+from harness1.memory.confidence import HIGH, confidences
+from harness1.memory.dedup import Fingerprints
 from harness1.memory.question import claim, mentions
 from harness1.plain import digest
 from harness1.policy.policy import CopiedSession, Decision, Policy
@@ -60,17 +62,19 @@ LIMIT = 15
 """Documents delivered."""
 PAGES, WAVES, FAN = 6, 3, 5
 """The most pages of the question's ranking, turns that follow leads, and leads searched in one turn."""
-VERIFIED = 5
-"""Documents verified: `very_high` if confirmed, else `high`; the rest are `fair`."""
-REVISION = 2
+VERIFIED, FIRST = 5, 3
+"""Documents verified, and places among which the engine's first hit for the question stays."""
+REVISION = 3
 """Increased whenever this policy decides differently; the hash depends on it."""
 
 
 class ScriptedPolicy:
     """The baseline to beat: it searches the question, page by page, as long as a page brings something that would be
     delivered; then the leads, in three waves at most; verifies the best, and delivers what the harness ranks, at most
-    `limit` documents. Where documents are not ranked, they are taken in the order found, and the names in the question
-    are the leads. A transcript is pruned of what would not be delivered before it is too full."""
+    `limit` documents, without near copies. What it ranked first for the question alone stays first, and the engine's
+    first hit among the first three, whatever the leads bring. Documents of high confidence are `high`, or `very_high`
+    if confirmed; the rest are `fair`. Where documents are not ranked, they are taken in the order found, and the names
+    in the question are the leads. A transcript is pruned of what would not be delivered before it is too full."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
@@ -88,14 +92,18 @@ class ScriptedSession(CopiedSession):
         self._limit = limit
         self._pages = self._waves = 0
         self._asked: set[str] = set()
-        self._found: dict[str, None] = {}
+        self._found: dict[str, DocumentView] = {}
+        self._first: tuple[tuple[str, ...], str] | None = None  # of the question's first page: by evidence, by engine
         self._verified = self._curated = False
 
     async def act(self, context: Context) -> Decision:
         view, names = context.view, {spec.name for spec in context.tools}
         newest = [hit.document.handle for hit in view.hits.get(max(view.turns, default=0), ())]
-        self._found |= dict.fromkeys(newest)
-        best = list(dict.fromkeys((*view.ranked, *self._found)))[: min(self._limit, view.cap)]
+        for handle in newest:
+            keep_longest(self._found, view.documents[handle])
+        if newest and self._first is None and not self._waves:
+            self._first = view.ranked[:1], newest[0]
+        best = self._best(view)
         shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
         useless = [handle for handle in shown if handle not in best]
         if is_full(view) and "prune_chunks" in names and useless:
@@ -115,12 +123,38 @@ class ScriptedSession(CopiedSession):
         if self._curated or not best:
             return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed and the best is curated."}),))
         self._curated = True
-        confirmed = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
-        tags: dict[str, Tag] = dict.fromkeys(best, "fair")
-        tags |= {each: "very_high" if each in confirmed else "high" for each in best[:VERIFIED]}
+        tags = self._tags(view, best)
         # The set is emptied first: the delivered order must be the evidence order.
         drop = [entry.handle for entry in view.curated]
         return Decision((curate_call(context.tools, tags, drop),), f"Keep the best {len(best)} documents.")
+
+    def _best(self, view: View) -> list[str]:
+        """Return what would be delivered now. Of near copies by their shown texts, the first stands for all."""
+        order = list(dict.fromkeys((*view.ranked, *self._found)))
+        if self._first is not None and view.ranked:
+            by_evidence, by_engine = self._first
+            order = list(dict.fromkeys((*by_evidence, *order)))
+            if by_engine not in order[:FIRST]:
+                order = list(dict.fromkeys((*order[: FIRST - 1], by_engine, *order)))
+        known, best = Fingerprints(), list[str]()
+        for handle in order:
+            text = self._found[handle].text if handle in self._found else ""
+            if len(best) < min(self._limit, view.cap) and known.match(handle, "", text) is None:
+                known.add(handle, "", text)
+                best.append(handle)
+        return best
+
+    def _tags(self, view: View, best: Sequence[str]) -> dict[str, Tag]:
+        """Return the importance of documents, none above that of one before it: importance comes before order."""
+        found = [(document.title, document.text) for document in self._found.values()]
+        sure = dict(zip(self._found, confidences(view.query, found), strict=True))
+        confirmed = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
+        tags, at = dict[str, Tag](), 0
+        for each in best:
+            high = sure.get(each, 0.0) >= HIGH
+            at = max(at, TAGS.index(("very_high" if each in confirmed else "high") if high else "fair"))
+            tags[each] = TAGS[at]
+        return tags
 
     def _leads(self, view: View, fan: int) -> list[str]:
         told = [lead.name for lead in view.leads] if view.ranked else mentions(view.query)

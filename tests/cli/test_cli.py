@@ -45,6 +45,27 @@ def test_a_live_search_shows_actions_the_set_and_where_the_record_lies(harness1:
     assert "No document was found: ask in words that the documents use." in nothing
 
 
+def test_a_search_says_that_nothing_convincing_was_found_and_shows_the_nearest(harness1: Command, home: Path) -> None:
+    question = "Which handball team of Flensburg won the national cup for juniors in spring?"
+    (home / "teams").mkdir()
+    for number in range(8):
+        (home / "teams" / f"{number}.txt").write_text(f"Report {number}: the spring of the door is made in one team.")
+    harness1("index", "teams", "--out", "teams.index")
+    shown = harness1("search", question, "--index", "teams.index", "--out", "far")
+    assert "Nothing convincing was found; the nearest of 8 documents:" in shown.out
+    assert (shown.code, shown.out.count(str(home / "teams"))) == (0, 3)
+    result = json.loads(harness1("search", question, "--index", "teams.index", "--json", "--out", "far").out)
+    assert (result["convincing"], result["message"]) == (False, "Nothing convincing was found.")
+    assert len(result["curated"]) == 8, "the nearest are there to be had"
+    assert {each["tag"] for each in result["curated"]} == {"fair"}
+    near = json.loads(harness1("search", "Report 5: the spring of the door", "--index", "teams.index", "--json").out)
+    assert (near["convincing"], near["message"]) == (True, None)
+    assert near["curated"][0]["confidence"] > max(each["confidence"] for each in result["curated"])
+    asked = harness1("ask", question, "--index", "teams.index").out.splitlines()
+    assert asked[1] == "Nothing convincing was found; the nearest sentences:"
+    assert asked[-1] == "The passages do not suffice for an answer."
+
+
 def test_searches_share_a_folder_only_under_one_configuration(harness1: Command) -> None:
     def run_of(*extra: str) -> str:
         found = harness1("search", "Who founded it?", "--index", "world", "--json", *extra)

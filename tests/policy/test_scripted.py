@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from harness1.config import AutoPopulate, Curation, Env, Search, load_config
+from harness1.env.view import DocumentView, HitView, TurnView, View
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.policy.registry import PLAIN, RULES, open_policy
 from harness1.policy.scripted import REPEATS, ROUNDS, RandomPolicy, RecordedPolicy, ScriptedPolicy, claim
-from harness1.records import Chunk, DocId, Episode, Gold, Status, StopReason, Task
+from harness1.records import Chunk, DocId, Episode, Gold, Status, StopReason, Task, UnitId
 from harness1.runs.journal import EPISODES, EpisodeStore
 from tests.support import CORPUS, END, Script, chunk, make_env, run, search, wide_corpus
 
@@ -36,7 +39,8 @@ def test_it_follows_names_from_one_document_to_the_next_and_asks_nothing_else_tw
     episode = episode_of(ScriptedPolicy())
     curated = {entry.unit_id: entry.tag for entry in episode.curated}
     assert {"ada", "byron"} <= curated.keys()
-    assert curated["byron"] in ("high", "very_high")
+    assert curated["ada"] in ("high", "very_high")
+    assert curated["byron"] == "fair", "nothing in it says that it is asked for"
     assert episode.stop_reason is StopReason.END_SEARCH
     calls = [turn.action.arguments for turn in episode.turns]
     asked = [query for call in calls for query in (*call.get("queries", []), call.get("query")) if query]
@@ -52,6 +56,46 @@ def test_only_verified_documents_are_called_very_high_and_the_set_never_exceeds_
     assert set() < top <= {verdict.unit_id for verdict in verdicts if verdict.label == "yes"}
     for limit in (1, 15, 30):
         assert 0 < len(episode_of(ScriptedPolicy(limit)).curated) <= limit
+
+
+LEASE = "What is the notice period of the lease in Saint-Nazaire?"
+LEASES = (
+    chunk("lease", "The lease in Saint-Nazaire has a notice period of six months.", "Storage"),
+    chunk("copy", "The lease in Saint-Nazaire has a notice period of six months.", "Copy of storage"),
+    chunk("later", "The lease in Saint-Nazaire has a notice period of nine months.", "Storage"),
+    *(chunk(f"port{n}", f"Saint-Nazaire is a port; the lease of notice {n} is in Saint-Nazaire.") for n in range(12)),
+)
+
+
+def seen(*turns: list[str], ranked: tuple[str, ...]) -> Any:
+    """A context after searches that found these documents."""
+    view = View(query="Which river?", ranked=ranked, turns={at: TurnView(at, "t") for at in range(1, len(turns) + 1)})
+    for at, handles in enumerate(turns, 1):
+        documents = {handle: DocumentView(handle, UnitId(handle), "", f"Text {handle}") for handle in handles}
+        view.documents |= documents
+        view.hits[at] = [HitView(at, each) for each in documents.values()]
+    return SimpleNamespace(view=view, tools=make_env().toolbox.specs)
+
+
+def test_what_the_question_found_first_stays_first_whatever_the_leads_bring() -> None:
+    first, leads = ["D1", "D2"], ["D9", "D8", "D7"]
+    session, later = ScriptedPolicy().open(Task("t", ""), 0), ("D9", "D8", "D7", "D2", "D1")
+    contexts = [seen(ranked=()), seen(first, ranked=("D2", "D1")), *[seen(first, leads, ranked=later)] * 9]
+    actions = [run(session.act(context)).actions[0] for context in contexts]
+    curated = next(action for action in actions if action.name == "curate")
+    assert curated.arguments["add_ids"] == ["D2", "D9", "D1", "D8", "D7"]
+
+
+def test_a_near_copy_under_another_title_is_delivered_once_and_another_number_is_no_copy() -> None:
+    episode = run(rollout(make_env(chunks=LEASES), ScriptedPolicy(), Task("t", LEASE)))
+    delivered = [place.unit_id for place in episode.curated]
+    assert len({"lease", "copy"}.intersection(delivered)) == 1
+    assert "later" in delivered
+
+
+def test_nothing_is_called_important_where_no_document_has_what_is_asked() -> None:
+    episode = episode_of(ScriptedPolicy(), question="Which town won the national handball league for women in spring?")
+    assert {place.tag for place in episode.curated} == {"fair"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
