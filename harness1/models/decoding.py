@@ -292,6 +292,10 @@ class DecodingRow:
 
 PREFILL_TOKENS = 16384
 """Most tokens of several prompts in one pass on a GPU, with padding and with what is cached of them."""
+SMALL_PREFILL_TOKENS = 2048
+"""The same on a CPU, for models of fewer than `SMALL_WEIGHTS`."""
+SMALL_WEIGHTS = 10_000_000
+"""With fewer, a pass on a CPU costs more to begin than to compute; with more, padding costs more than it saves."""
 
 
 class Decoder:

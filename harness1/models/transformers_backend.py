@@ -22,7 +22,14 @@ from harness1.model_folder import folder_hash
 from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
 from harness1.models.causal_model import Dtype, MemoryReturns, check_weights, load_causal_model
-from harness1.models.decoding import PREFILL_TOKENS, Decoder, DecodingRow, SlotModel
+from harness1.models.decoding import (
+    PREFILL_TOKENS,
+    SMALL_PREFILL_TOKENS,
+    SMALL_WEIGHTS,
+    Decoder,
+    DecodingRow,
+    SlotModel,
+)
 from harness1.models.grammar import GrammarCompiler
 from harness1.plain import digest
 from harness1.records import Sampling
@@ -49,14 +56,17 @@ def open_transformers(
 ) -> TransformersBackend:
     """Open the causal language model in a folder, on a device of torch, with weights and hidden states in `dtype`;
     `threads` are torch's in the whole process (0: as they are), and by default several prompts share a pass on a GPU,
-    and none on a CPU. Raise UsageError if that fails, or slots do not support its attention; MissingExtra."""
+    and on a CPU if the model is small. Raise UsageError if that fails, or slots do not support its attention;
+    MissingExtra."""
     with optional("train"):
         import torch
     if threads:
         torch.set_num_threads(threads)
     model = SlotModel(load_causal_model(folder, device, dtype))
     if prefill_tokens is None:
-        prefill_tokens = 0 if device.startswith("cpu") else PREFILL_TOKENS
+        prefill_tokens = PREFILL_TOKENS
+        if device.startswith("cpu"):
+            prefill_tokens = SMALL_PREFILL_TOKENS if model.model.num_parameters() < SMALL_WEIGHTS else 0
     return TransformersBackend(model, folder, dtype, rows, cache_tokens, prefill_tokens)
 
 

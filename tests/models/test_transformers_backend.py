@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness1.config import Lora
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
-from harness1.models import block_attention, causal_model
+from harness1.models import block_attention, causal_model, transformers_backend
 from harness1.models.adapters import adapters_of, add_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling, draw, process_logprobs
 from harness1.models.block_attention import BlockAttention
@@ -274,6 +274,15 @@ def test_logits_that_are_not_finite_are_a_fault_that_leaves_no_trace(folder: Pat
     assert "not finite" in str(found[1])
 
 
+@pytest.mark.parametrize(("weights", "together"), [(10_000_000, [0, 1, 2]), (1, [0])])
+def test_prompts_share_a_pass_on_a_cpu_where_the_model_is_small(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, weights: int, together: list[int]
+) -> None:
+    monkeypatch.setattr(transformers_backend, "SMALL_WEIGHTS", weights)
+    backend = open_transformers(folder, device="cpu", dtype="float32", threads=0, rows=8, cache_tokens=2000)
+    assert backend.decoder.next_pass([np.asarray(prompt(seed, 9)) for seed in range(3)]) == together
+
+
 def test_it_serves_several_event_loops(folder: Path) -> None:
     backend = opened(folder)
     with ThreadPoolExecutor() as pool:
@@ -507,12 +516,11 @@ def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -
 
 def test_a_grammar_that_comes_to_a_dead_end_ends_its_own_call_alone(folder: Path) -> None:
     backend = opened(folder)
-    letter = LETTERS.index("a")
-    # Where `a` ends an output it is allowed at its end only: before, no token is left.
-    dead = [Grammar(ebnf=f'root ::= "{"b" * length}a"', digest=str(length)) for length in (0, 3)]
+    # No character is outside of all characters.
+    dead = [Grammar(ebnf=rf'root ::= "{"b" * length}" [^\u0000-\U0010FFFF]', digest=str(length)) for length in (0, 3)]
 
     free = [(prompt(at, 9), drawn(SETTINGS[3], at, 12)) for at in range(3)]
-    ended = [((1,), drawn(SETTINGS[3], 0, 12, (letter,)), each) for each in dead]
+    ended = [((1,), drawn(SETTINGS[3], 0, 12, (STOP,)), each) for each in dead]
     outputs = outcomes(backend, [*free[:2], *ended, *free[2:]])
     assert [len(each.output_ids) for each in outputs if isinstance(each, SampledOutput)] == [12, 12, 12]
     faults = [str(each) for each in outputs if isinstance(each, InfrastructureFault)]
