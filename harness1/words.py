@@ -3,17 +3,21 @@
 Scripts without spaces between words, and Korean, whose particles are attached to words, are cut into overlapping pairs
 of characters: `東京都` gives `東京` and `京都`. Pairs need no dictionary, find a word wherever it stands in a longer
 run, and rank about as well as words do (Nie et al., "On the use of words and n-grams for Chinese information
-retrieval", IRAL 2000). Single characters say little and are in most texts, so they are terms only where they stand
-alone, and would be lost otherwise. A character is a letter with the vowel signs and tone marks that belong to it.
+retrieval", IRAL 2000). Han characters and Korean syllables, many of which are words, are also words by themselves;
+others only where they stand alone. A character is a letter with the vowel signs and tone marks that belong to it.
+
+What is written together is one word and its parts: `ORA-00942` gives `ora-00942`, `ora` and `00942`. Hyphens between
+words of letters and numbers of two digits only separate them.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
+from typing import TypeVar
 
 import Stemmer
 
@@ -58,10 +62,31 @@ _STEMMED = (
 _FOREIGN_RUN = re.compile(f"[{_FOREIGN}]+")
 _RUN = re.compile(f"([{_UNSPACED}]+)")
 _CHARACTER = re.compile(f".[{_MARKS}]*", re.DOTALL)
-_SPACED_WORD = re.compile(rf"\w[\w{_MARKS}]+")
+_SYLLABLE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7a3]")
 _SEPARATORS = re.compile(r"(\W{30})\W+")
-_LEFT_OUT = re.compile("[\u00ad\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u200b-\u200f\u2060\ufeff]")
+_LEFT_OUT = re.compile(
+    "[\u00ad\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff"
+    "\U000e0100-\U000e01ef]"
+)
 """What one writer sets and another leaves out: stress, the points of Hebrew and Arabic, and invisible characters."""
+
+_COMMON = re.compile(r"[\"'(\[]*([A-Za-z][a-z]+|[A-Z]{2,}|[0-9]{2,})(?:'s)?[\"')\],.;:!?]*")
+"""Most pieces of English text, which have one word."""
+_WORD = rf"\w[\w{_MARKS}]*(?:\+\+|#)?"
+_WRITTEN = re.compile(rf"(?:(?<![\w.)])\.(?=[^\W\d_]))?{_WORD}(?:[.-]{_WORD})*")
+_PLAIN = re.compile(r"(?:[^\W\d_]{2,}|\d\d)(?:-(?:[^\W\d_]{2,}|\d\d))*")
+"""What its parts tell as well: as words of their own, `covid-19` and the like outweigh the others of a question."""
+_PART = re.compile(rf"[^\W_](?:[^\W_]|[{_MARKS}])*")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
+_NUMBER = re.compile(r"\d+(?:\.\d+)+")
+_SIGN = re.compile(r"\+\+|(?<=\w)#|(?<![\w.)])\.(?=[^\W\d_])|\d\.\d")
+_SIGNED = re.compile(r".*(?:\+\+|#)|\.\w+|\d+(?:\.\d+)+")
+_LINE_END = re.compile(r"[-\u00ad\u2010][ \t]*\r?\n")
+_BROKEN = re.compile(rf"(?<![^\W\d_])([^\W\d_]++){_LINE_END.pattern}[ \t]*([^\W\d_]++)")
+LONGEST = 64
+"""Characters of what is written together, from which on only its parts are words; and of what is remembered."""
+
+T = TypeVar("T")
 
 
 def has_foreign(text: str) -> bool:
@@ -85,22 +110,74 @@ def _is_western(text: str) -> bool:
         return False
 
 
-def words(text: str) -> list[str]:
-    """Return the words of two or more letters in lower case, and the pairs of characters of unspaced scripts. Forms
-    that Unicode calls compatible (full and half widths, ligatures, Arabic presentation forms) count as the same (NFKC),
-    and stress marks and the points of Hebrew and Arabic do not count."""
+def normal(text: str) -> str:
+    """Return a text without what does not count: forms that Unicode calls compatible (full and half widths, ligatures,
+    letters with separate accents) are the same (NFKC); stress marks, points and invisible characters are left out."""
+    if text.isascii():
+        return text
     text = _SEPARATORS.sub(r"\1", text)  # a long run of accents would take the square of the time
+    return _LEFT_OUT.sub("", unicodedata.normalize("NFKC", text).replace("İ", "I").replace("\u2010", "-"))
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, and the pairs of characters of unspaced scripts; single letters of
+    ASCII and single digits are words only within longer ones."""
+    return [*chain.from_iterable(map(words_of, pieces(text)))]
+
+
+def pieces(text: str) -> list[str]:
+    """Return what stands between white space, whose words `words_of` returns. A word that is hyphenated over the end of
+    a line stands with its hyphen and without."""
+    if "\n" in text and _LINE_END.search(text):
+        text = _BROKEN.sub(r"\1-\2 \1\2", text)
+    return text.split()
+
+
+def words_of(piece: str) -> list[str]:
+    """Return the words of a piece of text without white space."""
+    if common := _COMMON.fullmatch(piece):
+        return [common[1].lower()]
     found: list[str] = []
-    for at, part in enumerate(_RUN.split(_LEFT_OUT.sub("", unicodedata.normalize("NFKC", text).lower()))):
-        found += _pairs(part) if at % 2 else _SPACED_WORD.findall(part)
+    for at, part in enumerate(_RUN.split(normal(piece))):
+        if at % 2:
+            found += _pairs(part)
+        else:
+            for written in _WRITTEN.findall(part):
+                found += _parts(written)
     return found
+
+
+def humps(piece: str) -> list[str]:
+    """Return the words within the words of a piece that capitals mark: `http` and `server` of `HTTPServer`. A text has
+    them, a query for `TechCrunch` does not: it would ask three times for the name, and not for its other words."""
+    if not _HUMP.search(piece):
+        return []
+    split = (_HUMP.split(part) for part in _PART.findall(normal(piece)))
+    return [hump.lower() for parts in split if len(parts) > 1 and min(map(len, parts)) > 1 for hump in parts]
+
+
+def signed(text: str) -> list[str]:
+    """Return the words of a text that runs of letters and digits do not tell: `C++`, `C#`, `.NET` and `2.14.3`."""
+    return [*filter(_SIGNED.fullmatch, words(text))] if _SIGN.search(text) else []
 
 
 def _pairs(run: str) -> list[str]:
     characters = run if run.isalnum() else _CHARACTER.findall(run)
     if len(characters) == 1:
         return [run]
-    return [first + second for first, second in pairwise(characters)]
+    return [*(first + second for first, second in pairwise(characters)), *_SYLLABLE.findall(run)]
+
+
+def _parts(written: str) -> Iterator[str]:
+    """Yield the words of what is written together: the whole, the versions that a number begins with, and the parts."""
+    parts: list[str] = _PART.findall(written)
+    found: Iterable[str] = parts
+    if parts and len(written) <= LONGEST and not _PLAIN.fullmatch(written):
+        versions = (accumulate(number.split("."), "{}.{}".format) for number in _NUMBER.findall(written))
+        found = dict.fromkeys([written, *chain.from_iterable([*steps][1:] for steps in versions), *parts])
+    for word in found:
+        if len(word) > 1 or word > "\x7f":
+            yield word.lower()
 
 
 def terms(text: str) -> list[str]:
@@ -127,23 +204,25 @@ def languages() -> list[str]:
 
 @cache
 def _snowball(language: str) -> Callable[[str], str]:
-    stem_word: Callable[[str], str] = Stemmer.Stemmer(language).stemWord
-    return stem_word
+    return Remembered(Stemmer.Stemmer(language).stemWord).__getitem__
 
 
-class Remembered(dict[str, str]):
-    """What a function returns for words: a plain dictionary, which is read without being written as `lru_cache` is."""
+class Remembered(dict[str, T]):
+    """What a function returns for strings: a plain dictionary, which is read without being written as `lru_cache` is.
+    Long strings, which seldom come again, are not kept."""
 
-    MOST = 1 << 16
+    MOST = 1 << 17
 
-    def __init__(self, function: Callable[[str], str]) -> None:
+    def __init__(self, function: Callable[[str], T]) -> None:
         super().__init__()
         self._function = function
 
-    def __missing__(self, word: str) -> str:
+    def __missing__(self, key: str) -> T:
         if len(self) >= self.MOST:
             self.clear()
-        self[word] = found = self._function(word)
+        found = self._function(key)
+        if len(key) <= LONGEST:
+            self[key] = found
         return found
 
 

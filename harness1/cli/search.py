@@ -276,7 +276,7 @@ def demo(
     console.print(f"    {program()} view {run}\n    {program()} replay {run} --live", soft_wrap=True)
 
 
-READ = {AUTO: "stemmed by script", NONE: "not stemmed"}  # how words were read, where it is not as English
+READ = {"": "", AUTO: "", NONE: "; not stemmed"}  # how words were read, where it is not by their script
 
 
 def index(
@@ -330,7 +330,7 @@ def index(
     if as_json:
         print_json(msgspec.to_builtins(info) | {"left_out": left_out} | reading)
     else:
-        read = f"; {READ.get(info.language, f'stemmed as {info.language}')}" if info.language else ""
+        read = READ.get(info.language, f"; stemmed as {info.language}")
         lost = f"; {left_out} left out" if left_out else ""
         lost += f"; {counted(unread, 'file')} not read" if (unread := sum(reading.get("unread", {}).values())) else ""
         size = f"{counted(info.documents, 'document')}, {counted(info.chunks, 'chunk')}"

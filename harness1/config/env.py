@@ -348,8 +348,8 @@ class Index(Settings):
     unit: Literal["document", "chunk"] = "document"  # What is pooled and scored: documents, or chunks that gold names.
     chunk_tokens: Positive = 512  # Longer documents (characters / 4) are cut at sentence boundaries; others stay whole.
     language: str = AUTO
-    """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` is `english` where
-    less than 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""
+    """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` stems each word by
+    its script, Latin as English. Words of all scripts are found under each."""
     dense: Dense = Dense()
 
     def __post_init__(self) -> None:

@@ -23,7 +23,6 @@ from harness1.retrieval.models import Scorer, open_cross_encoder
 from harness1.retrieval.served import Pair
 from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 from harness1.tools.documents import JUDGED_CHARACTERS
-from harness1.words import AUTO, is_foreign
 
 SYSTEM = """\
 You judge whether a document supports a claim. The user message holds the claim between <claim> and </claim> and the \
@@ -153,7 +152,7 @@ def _passages(claim: str, text: str) -> dict[str, str]:
     """Return the texts that the model reads, each with its passage. The first sentence, which names the subject, goes
     before later passages, which refer to it by pronouns."""
     sentences = split(text)
-    terms = Analyser(AUTO if is_foreign(text) else "").terms
+    terms = Analyser().terms
     wanted = frozenset(terms(claim))
     shared = [len(wanted.intersection(terms(sentence))) for sentence in sentences]
     nearest = sorted(range(len(sentences)), key=lambda at: -shared[at])[:SENTENCES]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.sentences import okapi, tokens
-from harness1.words import Remembered, has_foreign, spaced_out, stem, words
+from harness1.words import Remembered, has_foreign, normal, signed, spaced_out, stem, words
 
 SCANNED_CHARACTERS = 8000  # characters of a text that are read for names and sentences
 LONGEST_TITLE = 1000
@@ -177,7 +177,7 @@ def mask_of(found: Sequence[str], terms: Mapping[str, int]) -> int:
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    found = words(text) if has_foreign(text) else tokens(text)
+    found = words(text) if has_foreign(text) else [*tokens(normal(text)), *signed(text)]
     return [term for term in map(_TERMS.__getitem__, found) if term]
 
 

@@ -12,7 +12,7 @@ from math import log
 
 import msgspec
 
-from harness1.words import is_foreign, terms
+from harness1.words import has_foreign, is_foreign, normal, signed, terms
 
 LONGEST = 600  # characters after which text without a border is cut at white space: tables and lists need borders too
 
@@ -113,11 +113,16 @@ def compress(text: str, query: str, k: int) -> str:
 
 def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
     """Return the positions, ascending, of the `k` sentences with the highest Okapi score, the earlier of equals. Words
-    are what stands between spaces, or those of `harness1.words` in text that is mostly of another script than Latin."""
-    cut = terms if is_foreign("".join(sentences)) else lambda text: text.lower().split()
+    are what stands between spaces; or those of `harness1.words` where that says little: for signs and letters of other
+    scripts in the query, and in text that is mostly of another script than Latin."""
+    cut = terms if has_foreign(query) or signed(query) or is_foreign("".join(sentences)) else _between_spaces
     scores = okapi([cut(sentence) for sentence in sentences], cut(query))
     best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
+
+
+def _between_spaces(text: str) -> list[str]:
+    return normal(text).lower().split()
 
 
 def okapi(documents: list[list[str]], query: list[str]) -> list[float]:

@@ -24,7 +24,8 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ from numpy.typing import NDArray
 from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.files import DamagedFile, Files, Keys, write_keys
 from harness1.retrieval.protocol import STEP, best_first
+from harness1.words import Remembered, pieces
 
 RUN_WORDS = 1 << 23
-"""Words inverted at a time, in memory."""
-NO_TERM = -1
+"""Terms inverted at a time, in memory."""
 NONE = np.empty(0, np.uint32)
 K1, B = 1.2, 0.75
 """Saturation, how much a term's further occurrences still add, and the share of normalisation by length (Robertson)."""
@@ -49,13 +50,10 @@ class PostingsWriter:
     def __init__(self, folder: Path, analyser: Analyser) -> None:
         terms: dict[str, int] = {}
 
-        @cache
-        def number(word: str) -> int:
-            term = analyser.term(word)
-            return NO_TERM if term is None else terms.setdefault(term, len(terms))
+        def numbers(piece: str) -> tuple[int, ...]:
+            return tuple([terms.setdefault(term, len(terms)) for term in analyser.terms_of(piece)])
 
-        self._folder, self._words = folder, analyser.words
-        self._terms, self._number = terms, number
+        self._folder, self._terms, self._numbers_of = folder, terms, Remembered(numbers)
         self._numbers, self._sizes = array("i"), array("i")
         self._lengths = array("i")
         self._pairs: dict[int, int] = {}
@@ -64,9 +62,9 @@ class PostingsWriter:
 
     def add(self, text: str) -> None:
         """Add the text of the next chunk."""
-        words = self._words(text)
-        self._numbers.extend(map(self._number, words))
-        self._sizes.append(len(words))
+        before = len(self._numbers)
+        self._numbers.extend(chain.from_iterable(map(self._numbers_of.__getitem__, pieces(text))))
+        self._sizes.append(len(self._numbers) - before)
         if len(self._numbers) >= RUN_WORDS:
             self._write_run()
 
@@ -76,8 +74,8 @@ class PostingsWriter:
         vocabulary = len(self._terms)
         last, slots = np.full(vocabulary, -1, np.int32), np.empty(vocabulary, np.int32)
         numbers, sizes = np.array(self._numbers, np.int32), np.array(self._sizes, np.int32)
-        terms, counts, distinct, lengths = count_terms(numbers, sizes, last, slots)
-        pairs = counts.astype(np.int64) << 32 | np.repeat(lengths, distinct)
+        terms, counts, distinct = count_terms(numbers, sizes, last, slots)
+        pairs = counts.astype(np.int64) << 32 | np.repeat(sizes, distinct)
         kinds = np.unique(pairs)
         known = np.array([self._pairs.setdefault(pair, len(self._pairs)) for pair in kinds.tolist()], np.uint32)
         codes = known[np.searchsorted(kinds, pairs)]
@@ -87,7 +85,7 @@ class PostingsWriter:
         for name, values in zip(("starts", "chunks", "codes"), map(np.asarray, made), strict=True):
             np.save(run / f"{name}.npy", values)
         self._runs.append(run)
-        self._lengths.extend(lengths.tolist())
+        self._lengths.extend(self._sizes)
         self._numbers, self._sizes = array("i"), array("i")
 
     def finish(self) -> int:
@@ -186,7 +184,7 @@ class BM25:
     ) -> list[tuple[int, float]]:
         """Return the positions of the best `k` chunks for a text, or its terms, with their scores, in the total order.
         Chunks without a term are left out, and so are excluded positions, before the order is made."""
-        terms = self._analyser.terms(query) if isinstance(query, str) else query
+        terms = self._analyser.query_terms(query) if isinstance(query, str) else query
         if k < 1 or not terms:
             return []
         from harness1.retrieval.kernels import best

@@ -25,12 +25,11 @@ from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval import files, index
 from harness1.retrieval.bm25 import NONE
-from harness1.retrieval.corpus import Analyser, Document, chunk, join_text, reads_by_script
+from harness1.retrieval.corpus import ANALYSER, Analyser, Document, chunk, join_text
 from harness1.retrieval.dense import Integers, find_used_rows, write_graph
 from harness1.retrieval.models import Embedder, Progress, VectorStore, open_embedder, open_vectors, row_widths
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import write_json
-from harness1.words import AUTO, is_foreign
 
 LARGEST = 1 << 18
 """The most chunks in a segment, which is then full."""
@@ -127,8 +126,7 @@ class _Draft:
     """A generation in the making."""
 
     def __init__(self, out: Path, work: Path, settings: Index, progress: Progress | None, machine: Machine) -> None:
-        self._work, self._settings, self._language = work, settings, settings.language
-        self._analysed = "" if self._language == AUTO else self._language
+        self._work, self._settings, self._analyser = work, settings, Analyser(settings.language)
         self._parts: list[_Part] = []
         self._content_sum = 0
         self._embeddings = _Embeddings(out, settings.dense, machine, progress) if settings.dense.model else None
@@ -140,7 +138,6 @@ class _Draft:
         held = files.Files(current, files.read_checksums(current))
         manifest = index.read_manifest(held, path)
         draft = cls(path, work, manifest.settings, progress, machine)
-        draft._language, draft._analysed = manifest.language, manifest.info.language
         draft._content_sum = int(manifest.content_sum, 16)
         for entry in manifest.segments:
             shutil.copytree(current / entry.name, work / entry.name, copy_function=_link)
@@ -163,8 +160,6 @@ class _Draft:
         parts: list[_Part] = []
         rest = iter(documents)
         document = next(rest, None)
-        if document and not self._parts and self._language == AUTO:
-            self._analysed = AUTO if is_foreign(document.text) else ""  # likely right, so that all is written once
         while document:
             with self._new_segment() as writer:
                 while document and len(writer.chunk_ids) < LARGEST:
@@ -192,11 +187,11 @@ class _Draft:
 
     def _new_segment(self) -> index.SegmentWriter:
         numbers = [int(folder.name.removeprefix("segment-")) for folder in self._work.glob("segment-*")]
-        return index.SegmentWriter(self._work / f"segment-{max(numbers, default=0) + 1:06d}", Analyser(self._analysed))
+        return index.SegmentWriter(self._work / f"segment-{max(numbers, default=0) + 1:06d}", self._analyser)
 
     def delete(self, doc_ids: Sequence[DocId]) -> list[DocId]:
         """Mark the chunks of documents as dead, and return the documents that no segment has."""
-        missing, analyser = set(doc_ids), Analyser(self._analysed)
+        missing = set(doc_ids)
         for part in self._parts:
             segment = part.open()
             found = sorted({number for number in segment.find_documents(doc_ids) if number >= 0})
@@ -204,11 +199,11 @@ class _Draft:
                 continue
             missing -= {DocId(segment.doc_ids[number]) for number in found}
             chunks = [number for document in found for number in segment.chunks_of(document)]
-            texts = [join_text(segment.chunk(number)) for number in chunks]
-            counts = segment.postings.count_terms(list(map(analyser.terms, texts)))
+            texts = (join_text(segment.chunk(number)) for number in chunks)
+            counts = segment.postings.count_terms(list(map(self._analyser.terms, texts)))
             part.dead = np.union1d(part.dead, np.array(chunks, np.uint32)).astype(np.uint32)
             part.dead_counts = counts if part.dead_counts is None else part.dead_counts + counts
-            more = len(found), len(chunks), int(segment.postings.lengths[chunks].sum()), sum(map(is_foreign, texts))
+            more = len(found), len(chunks), int(segment.postings.lengths[chunks].sum())
             dead = index.SegmentSize(*map(add, astuple(part.entry.dead), more))
             part.entry = index.SegmentEntry(part.entry.name, part.entry.size, dead)
             sums = segment.doc_sums.array[found]
@@ -217,11 +212,6 @@ class _Draft:
 
     def finish(self) -> IndexInfo:
         """Merge the segments that should be one, and write what belongs to the generation as a whole."""
-        live = [part.entry.live for part in self._parts]
-        by_script = reads_by_script(sum(size.foreign for size in live), sum(size.chunks for size in live))
-        if self._language == AUTO and (meant := AUTO if by_script else "") != self._analysed:
-            self._analysed = meant
-            self._parts = [new for part in self._parts for new in self._rewrite([part])]
         while group := to_merge([part.entry for part in self._parts]):
             self._parts[group.start : group.stop] = self._rewrite(self._parts[group.start : group.stop])
         entries = tuple(part.entry for part in self._parts)
@@ -240,9 +230,9 @@ class _Draft:
         ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
         np.save(self._work / "ranks.npy", ranks)
         embedder, content_sum = vectors.embedder if vectors else "", f"{self._content_sum % 2**256:064x}"
-        name = index.index_hash(self._content_sum, self._settings, embedder, self._analysed)
-        info = IndexInfo(name, self._settings.unit, documents, chunks, self._analysed)
-        manifest = index.Manifest(index.FORMAT, info, self._settings, content_sum, entries, vectors, self._language)
+        name = index.index_hash(self._content_sum, self._settings, embedder)
+        info = IndexInfo(name, self._settings.unit, documents, chunks, self._settings.language)
+        manifest = index.Manifest(index.FORMAT, info, self._settings, content_sum, entries, vectors, ANALYSER)
         write_json(self._work / files.MANIFEST, manifest)
         known = {f"{part.entry.name}/{name}": sums for part in self._parts for name, sums in part.sums.items()}
         if self._embeddings:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.words import AUTO, STOP_WORDS, stemmer, words
+from harness1.words import AUTO, STOP_WORDS, Remembered, humps, pieces, stemmer, words, words_of
 
 CHARACTERS_PER_TOKEN = 4
 _NO_SPACE = re.compile(r"\S")
@@ -78,38 +79,31 @@ def cut(text: str, limit: int) -> Iterator[tuple[int, int]]:
         first = _NO_SPACE.search(text, end)
 
 
-ANALYSER = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
-"""Names what `Analyser` does with no language, in the hash of an index: change both together."""
-FOREIGN_SHARE = 0.01
-_STOPPED = frozenset({"", "english", AUTO})
-_WORD = re.compile(r"\w\w+")
-_ASCII_WORDS = str.maketrans({code: " " for code in range(128) if not (chr(code).isalnum() or code == ord("_"))})
-_SINGLE = frozenset(chr(code) for code in range(128))
+ANALYSER = "words of all scripts, as written and in parts, NFKC, stop words of Lucene, stemmers of Snowball"
+"""Names what `Analyser` does, in indexes and their hashes: change both together, and earlier indexes are refused."""
 
 
 class Analyser:
-    """Turns a text into terms. `language`: of Snowball, `none` or `auto` decides the stems, and all scripts are read
-    (`harness1.words`); empty: English, with runs of unspaced scripts whole, as in early indexes."""
+    """Turns a text into terms: the words of all scripts (`harness1.words`). `language`: one of Snowball's, `none`, or
+    `auto`, by the script of each word, decides their stems. Only `auto` and `english` drop stop words."""
 
-    def __init__(self, language: str = "") -> None:
-        self._stem = stemmer(language or "english")
-        self._dropped = _SINGLE | STOP_WORDS if language in _STOPPED else _SINGLE
+    def __init__(self, language: str = AUTO) -> None:
+        self._stem = stemmer(language)
+        self._dropped = STOP_WORDS if language in ("english", AUTO) else frozenset[str]()
+        self._remembered = Remembered(self.terms_of)
         self.language = language
 
-    def words(self, text: str) -> list[str]:
-        """Return all words in lower case. ASCII text, which splits three times as fast, also gives single letters."""
-        if text.isascii():
-            return text.lower().translate(_ASCII_WORDS).split()
-        return words(text) if self.language else _WORD.findall(text.lower())
-
-    def term(self, word: str) -> str | None:
-        """Return the term of a word, or None for stop words and single letters of ASCII."""
-        return None if word in self._dropped else self._stem(word)
+    def terms_of(self, piece: str) -> tuple[str, ...]:
+        """Return the terms of one of the `pieces` of a text."""
+        return tuple(self._terms([*words_of(piece), *humps(piece)]))
 
     def terms(self, text: str) -> list[str]:
-        return [term for word in self.words(text) if (term := self.term(word)) is not None]
+        """Return the terms that a text is found by."""
+        return [*chain.from_iterable(map(self._remembered.__getitem__, pieces(text)))]
 
+    def query_terms(self, query: str) -> list[str]:
+        """Return the terms that a query asks for."""
+        return self._terms(words(query))
 
-def reads_by_script(foreign: int, chunks: int) -> bool:
-    """Return what `auto` means: True, stem by script; False, a few exceptions in another script are read as English."""
-    return foreign > 0 and FOREIGN_SHARE * chunks <= foreign
+    def _terms(self, words: list[str]) -> list[str]:
+        return [self._stem(word) for word in words if word not in self._dropped]

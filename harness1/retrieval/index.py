@@ -57,7 +57,6 @@ from harness1.retrieval.files import (
 )
 from harness1.retrieval.grep import Trigrams, write_trigrams
 from harness1.retrieval.protocol import IndexInfo
-from harness1.words import is_foreign
 
 if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
@@ -74,8 +73,6 @@ class SegmentSize(Record):
     documents: int
     chunks: int
     length: int
-    foreign: int = 0
-    """The number of chunks that are mostly in another script than Latin."""
 
 
 class SegmentEntry(Record):
@@ -109,15 +106,15 @@ class Manifest(Record):
     """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
     segments: tuple[SegmentEntry, ...]
     vectors: VectorsEntry | None = None
-    language: str = ""
-    """`index.language`; empty in indexes made before there was such a setting, which stay as they are."""
+    analyser: str = ""
+    """`ANALYSER` of the version that built it, if it had one."""
 
 
 T = TypeVar("T")
 
 
 class OutdatedIndex(CorpusError):
-    """A whole index of an earlier version, with settings that are no longer there."""
+    """A whole index of an earlier version, with settings that are no longer there, or with other terms."""
 
 
 class _Format(msgspec.Struct):
@@ -138,6 +135,12 @@ def read_description(encoded: bytes | str | memoryview, kind: type[T], newest: i
         raise OutdatedIndex(f"{name} must be built again, with harness1 index --force: {error}") from error
 
 
+def check_terms(analyser: str, name: str, command: str) -> None:
+    """Raise OutdatedIndex, with the command that builds it again, if another analyser made the terms of an index."""
+    if analyser != ANALYSER:
+        raise OutdatedIndex(f"{name} has the terms of an earlier version: build it again with {command}")
+
+
 def document_sum(document: Document) -> bytes:
     """Return the 32 bytes that a document adds to the hash of its index."""
     return hashlib.sha256(canonical(document)).digest()
@@ -152,9 +155,9 @@ def build_hash(settings: Index) -> str:
     return digest([FORMAT, ANALYSER, named])
 
 
-def index_hash(content_sum: int, settings: Index, embedder: str, language: str = "") -> str:
-    """Return a hash of documents in any order; the language enters only if there is one, so that earlier ones stay."""
-    named = settings.to_hash() | ({"language": language} if language else {})
+def index_hash(content_sum: int, settings: Index, embedder: str) -> str:
+    """Return a hash of documents in any order, and of how they are read."""
+    named = settings.to_hash()
     named["dense"]["model"] = embedder
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 
@@ -169,7 +172,6 @@ class SegmentWriter:
         self._postings = PostingsWriter(folder, analyser)
         self._ends, self._title_bytes, self._first_chunks = array("q", [0]), array("i"), array("i", [0])
         self._sums = bytearray()
-        self._foreign = 0
         self.chunk_ids: list[ChunkId] = []
         self.doc_ids: list[DocId] = []
         self.size = SegmentSize(0, 0, 0)
@@ -183,9 +185,7 @@ class SegmentWriter:
             self._ends.append(self._ends[-1] + written)
             self._title_bytes.append(len(title))
             self.chunk_ids.append(chunk.chunk_id)
-            text = join_text(chunk)
-            self._postings.add(text)
-            self._foreign += is_foreign(text)
+            self._postings.add(join_text(chunk))
         self.doc_ids.append(doc_id)
         self._first_chunks.append(len(self.chunk_ids))
         self._sums += sum_
@@ -207,7 +207,7 @@ class SegmentWriter:
         np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
         contents = Strings(Files(folder), "contents")
         write_trigrams(folder, contents.bytes, contents.ends)
-        self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length, self._foreign)
+        self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length)
 
 
 class Segment:
@@ -290,6 +290,7 @@ def read_manifest(files: Files, path: Path) -> Manifest:
     """Read `index.json` of the index at `path`. Raises CorpusError: damaged, or older; SchemaError: newer."""
     try:
         manifest = read_description((files.folder / MANIFEST).read_bytes(), Manifest, FORMAT, str(path))
+        check_terms(manifest.analyser, str(path), f"harness1 index SOURCE --out {path} --force")
         _ = files.file(MANIFEST).bytes  # verified last, because a newer version may write other checksums
         return manifest
     except MALFORMED as error:
@@ -325,7 +326,7 @@ class EmbeddedIndex:
             raise DamagedFile(f"ranks.npy is damaged: it has {len(self.ranks)} ranks for {len(self)} chunks")
         length = sum(entry.live.length for entry in manifest.segments)
         postings = [segment.postings for segment in self.segments]
-        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, Analyser(self.info.language))
+        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, Analyser(self.settings.language))
         self._places: dict[ChunkId, int] = {}
         """Later searches often exclude what earlier ones found."""
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)

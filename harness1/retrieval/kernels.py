@@ -62,23 +62,19 @@ def _warn() -> None:
 
 
 @compile_kernel()
-def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Count each term in each chunk. `numbers` has the term of every word, -1 for none; `sizes` the words of each
-    chunk; `last` (filled with -1) and `slots` are scratch, one place for each term. Returns term and count of every
-    distinct term, chunk after chunk; distinct terms of each chunk; length of each chunk in terms."""
+def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[Ints, Ints, Ints]:
+    """Count each term in each chunk. `numbers` has all terms, chunk after chunk; `sizes` how many each chunk has;
+    `last` (filled with -1) and `slots` are scratch, one place for each term. Returns term and count of every distinct
+    term, chunk after chunk, and the distinct terms of each chunk."""
     terms = np.empty(len(numbers), np.int32)
     counts = np.empty(len(numbers), np.int32)
     distinct = np.zeros(len(sizes), np.int32)
-    lengths = np.zeros(len(sizes), np.int32)
     at, made = 0, 0
     for chunk in range(len(sizes)):
         first = made
         for _ in range(sizes[chunk]):
             term = numbers[at]
             at += 1
-            if term < 0:
-                continue
-            lengths[chunk] += 1
             if last[term] == chunk:
                 counts[slots[term]] += 1
             else:
@@ -88,7 +84,7 @@ def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[In
                 counts[made] = 1
                 made += 1
         distinct[chunk] = made - first
-    return terms[:made], counts[:made], distinct, lengths
+    return terms[:made], counts[:made], distinct
 
 
 @compile_kernel()

@@ -67,7 +67,7 @@ class IndexInfo(Record):
     documents: int
     chunks: int
     language: str = ""
-    """What the analyser was made for: a language, `auto` (by script) or `none`; empty: English, in Latin script."""
+    """`index.language`; empty in engines that have no terms."""
 
 
 class Retriever(Protocol):

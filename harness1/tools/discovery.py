@@ -20,7 +20,7 @@ from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
 from harness1.retrieval.protocol import RRF_K, rrf
 from harness1.tools.tool import Answer, GrepFor, SearchFor, Steps, ToolFunction, Traits, traits_of
-from harness1.words import has_foreign
+from harness1.words import has_foreign, signed
 
 SHOWN_CHARACTERS = 40
 SHOWN_HANDLES = 5
@@ -126,7 +126,7 @@ def show_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -
     if env.has("compression") and traits.shows != "whole":
         query = " ".join(ranking.query for ranking in rankings)
         if traits.shows == "pattern" and not has_foreign(query):
-            query = " ".join(_PATTERN_WORD.findall(query))
+            query = " ".join([*_PATTERN_WORD.findall(query), *signed(query.replace("\\", ""))])
         text = _compress(hit.text, query, env.compression.sentences)
         most = env.compression.characters
         if most and len(text) > most:  # whole words, and a mark where something is missing

@@ -1,8 +1,9 @@
-"""Indexes of all languages: each finds its words, and what was built before stays as it was."""
+"""Indexes of all languages: each finds its words, as written and in parts, and refuses terms of earlier versions."""
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,13 +13,11 @@ from hypothesis import strategies as st
 
 from harness1 import config
 from harness1.config import load_config
-from harness1.config.settings import to_record
 from harness1.errors import ConfigError
-from harness1.plain import digest
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document, GivenChunk, approximate_tokens, chunk
-from harness1.retrieval.index import index_hash, open_index
+from harness1.retrieval.index import OutdatedIndex, open_index
 
 TEXTS = st.text(alphabet=st.sampled_from(list("aB1.!? \n\tÄ中")), max_size=200)
 
@@ -70,8 +69,6 @@ def test_the_only_chunk_has_the_id_of_its_document_and_others_are_numbered() -> 
     assert [(piece.chunk_id, piece.text) for piece in chunk(given, 1)] == [("c1", "one"), ("c2", "two")]
 
 
-ENGLISH = {"fox": "The quick foxes run.", "tower": "The tower (東京タワー) is high.", "ship": "Ships sail the sea."}
-
 JAPANESE = {
     "tower": "東京タワーは1958年に完成した。設計者は内藤多仲である。",
     "fuji": "富士山は日本で最も高い山である。",
@@ -100,10 +97,6 @@ def build(path: Path, texts: dict[str, str], **settings: str):
     return build_index(documents(texts), path, config.Index(**settings))
 
 
-def content_of(path: Path) -> int:
-    return sum(int.from_bytes(each.tobytes(), "big") for each in open_index(path).segments[0].doc_sums.array)
-
-
 def ranked(path: Path, query: str) -> list[tuple[str, float]]:
     index = open_index(path)
     return [(index.chunk(at).chunk_id, score) for at, score in index.bm25.search(query, 20)]
@@ -122,12 +115,65 @@ def test_a_question_finds_the_document_in_its_language(tmp_path) -> None:
 
 
 def test_japanese_is_found_inside_sentences_and_in_either_width(tmp_path) -> None:
-    info = build(tmp_path, JAPANESE)
-    assert info.language == open_index(tmp_path).info.language == "auto"
-    assert info.index_hash != index_hash(content_of(tmp_path), config.Index(), ""), "as if it were read as before"
+    assert build(tmp_path, JAPANESE).language == "auto"
     assert found(tmp_path, "東京タワーの設計者は誰")[0] == "tower"
     assert found(tmp_path, "日本の山")[0] == "fuji"
     assert found(tmp_path, "カタカナ") == found(tmp_path, "ｶﾀｶﾅ") == found(tmp_path, "nhk") == ["cat"]
+    assert found(tmp_path, "猫") == ["cat"], "a word of one character"
+
+
+ODD = {
+    "床前明月光\n疑是地上霜": "床前 明月 月光 霜 疑是 光",
+    "ペンギンは空を飛ばない。": "ペンギン 空 飛ばない",
+    "고양이가 물을 마신다": "고양이 물 마신다",
+    "The oﬃce of the ﬁshery staﬀ": "office fishery staff oﬃce",
+    "De\u0301ja\u0300 a\u0300 Bru\u0308gge": "déjà à brügge",
+    "infor\u00admation on micro\u00ad\nfossils, zero\u200bwidth": "information microfossils zerowidth",
+    "Ｆｕｌｌ １２３４ ｷﾞﾀｰ": "full 1234 ギター",
+    "photo-\nsynthesis and crystal-\r\n  lography": "photosynthesis photo-synthesis crystallography",
+    "на\u0301сыпь и ёлка": "насыпь ёлка и",
+}
+"""Texts as files hold them, with queries as people type them."""
+PLAIN = {f"en{at}": f"River {at} runs past castle {at // 7} in winter; the garden is silver." for at in range(300)}
+
+
+@pytest.mark.parametrize("language", ["auto", "none", "english", "german", "russian"])
+def test_every_word_is_found_alone_and_among_english_documents(tmp_path, language: str) -> None:
+    for around in ({}, PLAIN):
+        path = tmp_path / f"{len(around)}"
+        build(path, {**around, **{text: text for text in ODD}}, language=language)
+        for text, queries in ODD.items():
+            for query in queries.split():
+                assert found(path, query)[:1] == [text], query
+
+
+WRITTEN = {
+    "C++": "Templates of C++, and their parts.",
+    "C#": "(C#) has generics.",
+    "F#": "Pipes in F#.",
+    ".NET": "The .NET runtime",
+    "snake_case": "call the snake_case function",
+    "getUserName": "it is getUserName, which fails",
+    "HTTPServer": "class HTTPServer of the library",
+    "x86-64": "made for x86-64 only",
+    "2.14.3": "It was mended in 2.14.3.",
+    "3.14.2": "It was broken in 3.14.2, and by 14 of 14 people.",
+    "E0499": "error[E0499]: borrowed twice",
+    "0x80070005": "It ends with 0x80070005.",
+    "ORA-00942": "ORA-00942: no table",
+    "plain": "c and f, net, snake, a case, x86 of 64, user, name, 14, ora, server",
+}
+PARTS = {"net": ".NET", "snake case": "snake_case", "user name": "getUserName", "http": "HTTPServer", "x86": "x86-64"}
+PARTS |= {"2.14": "2.14.3", "v2.14.3": "2.14.3", "00942": "ORA-00942", "getusername": "getUserName"}
+
+
+@pytest.mark.parametrize("language", ["auto", "german"])
+def test_what_is_written_together_is_found_as_written_first_and_in_parts(tmp_path, language: str) -> None:
+    build(tmp_path, PLAIN | WRITTEN, language=language)
+    for name in WRITTEN.keys() - {"plain"}:
+        assert found(tmp_path, name)[:1] == found(tmp_path, f"what is {name}?")[:1] == [name]
+    for query, name in PARTS.items():
+        assert name in found(tmp_path, query), query
 
 
 def test_a_named_language_stems_and_drops_no_words_of_another(tmp_path) -> None:
@@ -144,36 +190,24 @@ def test_a_named_language_stems_and_drops_no_words_of_another(tmp_path) -> None:
     assert len({info.index_hash, *others}) == 4
 
 
-def test_latin_text_is_read_and_hashed_as_before_there_was_a_choice(tmp_path) -> None:
-    info = build(tmp_path, ENGLISH)
-    before = to_record(config.Index(), "index.")
-    del before["language"]
-    analyser = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
-    content = f"{content_of(tmp_path) % 2**256:064x}"
-    assert info.index_hash == digest({"documents": content, "analyser": analyser, "settings": before})
-    assert "language" not in msgspec.to_builtins(info)
-    assert found(tmp_path, "fox") == ["fox"]
-    assert found(tmp_path, "東京タワー") == ["tower"]
-    assert found(tmp_path, "タワー") == []
-
-
-def test_an_index_made_before_keeps_its_analyser_whatever_is_added(tmp_path) -> None:
-    """As a folder whose `index.json` knows no language."""
-    build(tmp_path, ENGLISH)
+def test_an_index_with_terms_of_an_earlier_version_is_refused_with_the_command_that_builds_it(
+    tmp_path,
+) -> None:
+    """As a folder whose `index.json` knows no analyser, and of which `auto` was English."""
+    built = build(tmp_path, JAPANESE)
     (file,) = tmp_path.glob("gen-*/index.json")
     manifest = msgspec.json.decode(file.read_bytes())
-    del manifest["language"], manifest["settings"]["language"]
+    del manifest["analyser"], manifest["info"]["language"]
     file.write_bytes(msgspec.json.encode(manifest))
-    (file.parent / "checksums").unlink()
-    info = add_documents(documents({f"ja-{name}": text for name, text in JAPANESE.items()}), tmp_path)
-    assert info.language == ""
-    assert found(tmp_path, "富士山") == []
-    assert found(tmp_path, "富士山は日本で最も高い山である") == ["ja-fuji"]
-    assert found(tmp_path, "foxes") == ["fox"]
+    told = rf"has the terms of an earlier version: .* harness1 index SOURCE --out {tmp_path} --force"
+    for work in (open_index, partial(add_documents, documents(OTHERS)), partial(delete_documents, ["cat"])):
+        with pytest.raises(OutdatedIndex, match=told):
+            work(tmp_path)
+    assert build(tmp_path, JAPANESE) == built
 
 
-def test_auto_depends_on_what_an_index_holds_not_on_how_it_came_there(tmp_path) -> None:
-    """Grown over the border and back by additions and deletions, with merges, against one build of the same."""
+def test_an_index_depends_on_what_it_holds_not_on_how_it_came_there(tmp_path) -> None:
+    """Grown by additions and deletions, with merges, against one build of the same."""
     rng = random.Random(5)
     latin = {f"en{at}": " ".join(("rivers", "stones", *rng.choices(("river", "東京都"), k=3))) for at in range(150)}
     few = {"ja0": JAPANESE["tower"], "ja1": JAPANESE["fuji"]}
@@ -183,13 +217,11 @@ def test_auto_depends_on_what_an_index_holds_not_on_how_it_came_there(tmp_path) 
     whole = latin | few
     for order in (whole, dict(reversed(whole.items()))):
         assert build(tmp_path / "whole", order) == info
-    assert info.language == "auto"
     for query in ("東京", "rivers 京都", "富士山"):
         assert ranked(tmp_path / "grown", query) == ranked(tmp_path / "whole", query) != []
     info = delete_documents([DocId("ja0")], tmp_path / "grown")
     del whole["ja0"]
     assert info == build(tmp_path / "less", whole)
-    assert info.language == ""
     for query in ("東京都", "rivers 富士山", JAPANESE["fuji"]):
         assert ranked(tmp_path / "grown", query) == ranked(tmp_path / "less", query)
 

@@ -15,7 +15,7 @@ from harness1.config import Index, Machine
 from harness1.errors import MALFORMED, CorpusError, InfrastructureFault, UsageError
 from harness1.plain import digest, secrets_of, utf8_safe, without_password, without_secrets
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.corpus import Document, chunk
+from harness1.retrieval.corpus import ANALYSER, Document, chunk
 from harness1.retrieval.grep import compile_pattern
 from harness1.retrieval.index import document_sum, index_hash, read_description
 from harness1.retrieval.pattern import find_literal
@@ -94,6 +94,8 @@ class EngineIndex(Record):
     settings: Index
     embedder: str = ""
     """Hash of the embedder; empty without embeddings."""
+    analyser: str = ""
+    """`ANALYSER` of the version that built it, if it had one."""
 
     @classmethod
     def read(cls, text: object, name: str) -> EngineIndex:
@@ -140,9 +142,9 @@ class ChunkStream:
         """Return the description after the last batch, in any order of documents. Raises CorpusError: none."""
         if not self._read:
             raise CorpusError("the corpus holds no documents")
-        name = digest([engine, index_hash(self._content_sum, self._settings, embedder, language)])
+        name = digest([engine, index_hash(self._content_sum, self._settings, embedder)])
         info = IndexInfo(name, self._settings.unit, self._read, self._chunks, language)
-        return EngineIndex(FORMAT, info, self._settings, embedder)
+        return EngineIndex(FORMAT, info, self._settings, embedder, ANALYSER)
 
 
 class SearchEngine(Protocol):

@@ -8,7 +8,6 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -20,7 +19,7 @@ from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.plain import secrets_of
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.bm25 import K1, B
-from harness1.retrieval.corpus import Analyser, Document, join_text, reads_by_script
+from harness1.retrieval.corpus import Analyser, Document, join_text
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 from harness1.retrieval.engines.engine import (
     Address,
@@ -32,9 +31,9 @@ from harness1.retrieval.engines.engine import (
     parse_address,
     reporting,
 )
+from harness1.retrieval.index import check_terms
 from harness1.retrieval.models import Embedder, open_embedder, open_queries
 from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Mode, Retriever, ranking_mode
-from harness1.words import AUTO, is_foreign
 
 if TYPE_CHECKING:
     from pymilvus import CollectionSchema, MilvusClient
@@ -95,12 +94,12 @@ def chunk_of(row: dict[str, Any]) -> Chunk:
     return Chunk(ChunkId(row["chunk_id"]), DocId(row["doc_id"]), int(row["number"]), row["title"], row["text"])
 
 
-def join_terms(text: str, analyser: Analyser) -> str:
-    """Return the terms of a text. Beyond ASCII they are hexadecimal: Milvus would cut them into single characters."""
-    terms = analyser.terms(text)
-    if analyser.language:
-        terms = [term if term.isascii() else f"u{term.encode('utf-8', 'surrogatepass').hex()}" for term in terms]
-    return " ".join(terms)
+def join_terms(terms: Iterable[str]) -> str:
+    """Return terms as one text. Those of more than ASCII letters and digits, which Milvus would cut, are in hex."""
+    return " ".join(
+        term if term.isascii() and term.isalnum() else f"u{term.encode('utf-8', 'surrogatepass').hex()}"
+        for term in terms
+    )
 
 
 def open_milvus(uri: str, config: Config) -> Retriever:
@@ -117,6 +116,7 @@ def open_milvus(uri: str, config: Config) -> Retriever:
         collection = str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
         described = client.describe_collection(collection, timeout=timeout)
         index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
+        check_terms(index.analyser, str(where), "harness1 index SOURCE --engine")
         client.load_collection(collection, timeout=timeout)
         # With Strong consistency, later answers include everything that was inserted.
         count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
@@ -140,7 +140,7 @@ class MilvusEngine:
         self.info, self.errors = index.info, milvus_errors()
         self._client, self._collection, self._mode = client, collection, mode
         self._search, self._embedder = index.settings.dense.search, embedder
-        self._analyser = Analyser(index.info.language)
+        self._analyser = Analyser(index.settings.language)
 
     def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
         """Search in one call; the server fuses the lists of a hybrid search, whose depths matter only there."""
@@ -151,7 +151,7 @@ class MilvusEngine:
         condition = f"chunk_id not in [{', '.join(map(quote, exclude))}]" if exclude else ""
         lists = []
         if self._mode != "dense":
-            terms = join_terms(query, self._analyser) or NO_TERM
+            terms = join_terms(self._analyser.query_terms(query)) or NO_TERM
             depth = max(limit, BM25_DEPTH)
             lists.append(AnnSearchRequest([terms], SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
         if self._embedder:
@@ -215,14 +215,8 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: Index, machi
                     client.drop_collection(name)
             fresh, stream = f"{where.collection}__{uuid4().hex[:12]}", ChunkStream(documents, settings)
             client.create_collection(fresh, schema=_schema(embedder))
-            batches = stream.batches(BATCH)
-            first = next(batches, [])
-            language = settings.language
-            if language == AUTO:  # decided by the first batch, because an engine cannot change its mind
-                foreign = sum(is_foreign(join_text(piece)) for _, piece in first)
-                language = AUTO if reads_by_script(foreign, len(first)) else ""
-            analyser = Analyser(language)
-            for batch in chain([first], batches):
+            analyser = Analyser(settings.language)
+            for batch in stream.batches(BATCH):
                 client.insert(fresh, _rows(batch, analyser, embedder), timeout=machine.call_deadline_s)
             index = stream.finish("milvus", embedder.hash if embedder else "", analyser.language)
             client.flush(fresh)
@@ -268,7 +262,7 @@ def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None
     rows: list[dict[str, Any]] = []
     for position, piece in batch:
         texts = {name: str(getattr(piece, name)) for name in TEXTS}
-        texts[ANALYSED] = join_terms(join_text(piece), analyser)
+        texts[ANALYSED] = join_terms(analyser.terms(join_text(piece)))
         for field, value in texts.items():
             if len(value.encode()) > LONGEST:
                 said = f"chunk {piece.chunk_id[:80]!r}: its {field} exceeds the limit of Milvus, {LONGEST} bytes"
