@@ -68,11 +68,13 @@ def read_table(data: bytes) -> Contents:
     text, notice = decoded(data)
     first = re.sub('"[^"]*"', "", text.lstrip("\r\n").partition("\n")[0])
     between = "\t" if "\t" in first else max(",;|", key=first.count)
-    csv.field_size_limit(TEXT_BYTES)
+    former = csv.field_size_limit(TEXT_BYTES)  # of the whole process
     try:
         rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)]
     except csv.Error:
         rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=csv.QUOTE_NONE)]
+    finally:
+        csv.field_size_limit(former)
     return whole("", table_text(rows), notice)
 
 

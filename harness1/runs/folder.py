@@ -106,7 +106,10 @@ def read_run_card(folder: Path, *, scored_again: bool = False) -> files.Stage:
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
         raise UsageError(f"{folder} is not a run folder: {why}")
-    made_with = stage.outputs.get("plugins", {})
+    try:
+        made_with = msgspec.convert(stage.outputs.get("plugins", {}), dict[str, dict[str, str]])
+    except MALFORMED as error:
+        raise SchemaError(f"{folder / files.STAGE} does not say what the run was made with: {error}") from error
     needed = ("tools",) if scored_again else ("tools", "rewards")
     refuse_missing({kind: made_with[kind] for kind in needed if kind in made_with}, str(folder))
     return stage

@@ -1,5 +1,6 @@
 """Files of every kind are read, what is not read is said, and places within files keep their names."""
 
+import csv
 import io
 import json
 from email.message import EmailMessage
@@ -83,6 +84,12 @@ def test_a_table_or_value_whose_names_would_make_it_too_large_is_read_without_th
     assert text_of(".csv", f"{head}\n".encode() + b"1,2,3\n" * 100_000).endswith("\n1 | 2 | 3")
     places = b"[" + b"[1,2]," * 600_000 + b"[3,4]]"
     assert text_of(".json", b'{"%s": %s}' % (b"x" * 60, places)).startswith("{")
+
+
+def test_the_limit_of_fields_of_other_readers_of_tables_stays() -> None:
+    before = csv.field_size_limit()
+    assert text_of(".csv", b"a,b\n1,2\n") == "a: 1 | b: 2"
+    assert csv.field_size_limit() == before
 
 
 def test_what_programs_write_that_is_no_strict_json_is_read() -> None:

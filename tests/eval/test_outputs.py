@@ -18,7 +18,7 @@ from ir_measures import Qrel, SetP, SetR
 
 import harness1
 from harness1.config import load_config
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import MissingExtra, SchemaError, UsageError
 from harness1.eval import outputs
 from harness1.eval.answer_run import as_csv
 from harness1.eval.answers import Answered, AnswerItem, Reply
@@ -227,6 +227,14 @@ def test_without_gold_scores_are_missing_and_a_training_is_read_by_its_folder(fo
     (tmp_path / "stage.json").write_bytes(msgspec.json.encode({"verb": "rl train", "inputs": {}}))
     (tmp_path / "episodes").symlink_to(folder)
     assert len(harness1.load_run(tmp_path).tasks("pandas")) == 4
+
+
+@pytest.mark.parametrize("plugins", [7, ["tools"], {"tools": ["x"]}, {"rewards": {"x": 7}}])
+def test_a_card_that_does_not_say_what_a_run_was_made_with_is_refused(tmp_path: Path, plugins: object) -> None:
+    card = {"verb": "run", "inputs": {}, "outputs": {"plugins": plugins}}
+    (tmp_path / "stage.json").write_bytes(msgspec.json.encode(card))
+    with pytest.raises(SchemaError, match=r"stage\.json does not say what the run was made with"):
+        harness1.load_run(tmp_path)
 
 
 def test_a_missing_library_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
