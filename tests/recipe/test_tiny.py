@@ -82,7 +82,7 @@ def test_the_recipe_goes_the_whole_way_and_does_nothing_twice(finished: Path) ->
     assert {record.status for record in stages.values()} == {"passed"}
     assert all(read_checkpoint(finished / name) is not None for name in ("sft", "rl"))
     assert len(list(read_episodes(finished / "rl" / OWN))) >= 2 * 16 * 8
-    assert {len(list(read_episodes(finished / name))) for name in ("eval-sft", "eval-rl")} == {20}
+    assert [len(list(read_episodes(finished / name))) for name in ("eval-sft", "eval-rl")] == [10, 20]
     assert {len(list(read_episodes(finished / name))) for name in played} == {10}
     windows = {read_stage(finished / name).hashes["tokenizer"] for name in (*played, "eval-rl")}
     assert len(windows) == 1
