@@ -68,7 +68,7 @@ def test_without_a_model_the_best_sentences_come_with_their_files_and_sections(h
         "     [1] Tea › Black tea",
         str(home / "notes" / "tea.md"),
     ]
-    mail = harness1("ask", "At how many degrees does rice simmer?", "--index", "index", "--out", "plain").out.splitlines()
+    mail = harness1("ask", "At what degrees does rice simmer?", "--index", "index", "--out", "plain").out.splitlines()
     assert mail[1:4] == [
         "  1  Rice simmers at 90 degrees.",
         "     [1] mail › message 2",
