@@ -133,8 +133,8 @@ def pieces(text: str) -> list[str]:
     return text.split()
 
 
-def words_of(piece: str) -> list[str]:
-    """Return the words of a piece of text without white space."""
+def words_of(piece: str, *, inner: bool = False) -> list[str]:
+    """Return the words of a piece of text without white space; `inner`: also those within words, as `humps` does."""
     if common := _COMMON.fullmatch(piece):
         return [common[1].lower()]
     found: list[str] = []
@@ -144,7 +144,7 @@ def words_of(piece: str) -> list[str]:
         else:
             for written in _WRITTEN.findall(part):
                 found += _parts(written)
-    return found
+    return [*found, *humps(piece)] if inner else found
 
 
 def humps(piece: str) -> list[str]:

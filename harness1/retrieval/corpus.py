@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.words import AUTO, STOP_WORDS, Remembered, humps, pieces, stemmer, words, words_of
+from harness1.words import AUTO, STOP_WORDS, Remembered, pieces, stemmer, words, words_of
 
 CHARACTERS_PER_TOKEN = 4
 _NO_SPACE = re.compile(r"\S")
@@ -95,7 +95,7 @@ class Analyser:
 
     def terms_of(self, piece: str) -> tuple[str, ...]:
         """Return the terms of one of the `pieces` of a text."""
-        return tuple(self._terms([*words_of(piece), *humps(piece)]))
+        return tuple(self._terms(words_of(piece, inner=True)))
 
     def terms(self, text: str) -> list[str]:
         """Return the terms that a text is found by."""
