@@ -18,6 +18,7 @@ from harness1.models.dialects import read_message, text_of
 from harness1.models.open import open_backend
 from harness1.models.spec import ModelSpec
 from harness1.records import Record, Sampling, ToolCall, json_safe_call
+from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN
 from harness1.serve.chat import (
     Called,
     ChatReply,
@@ -145,7 +146,6 @@ class TokenUpstream:
         )
 
 
-CHARACTERS = 4  # of a token of English
 MOST_TOKENS = ("max_tokens", "max_completion_tokens")
 OPTIONAL: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_k": -1, "min_p": 0.0}
 OPTIONAL |= {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0}
@@ -250,7 +250,7 @@ class ChatUpstream:
 
     def count(self, request: ChatRequest) -> int:
         """Return about how many tokens a prompt has: the server's own tokenizer is not known."""
-        return 1 + request.characters() // CHARACTERS
+        return 1 + request.characters() // CHARACTERS_PER_TOKEN
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """Execute a call, as `TokenUpstream.answer`."""
