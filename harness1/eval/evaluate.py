@@ -16,7 +16,7 @@ from harness1.data.origins import origins_of, searched_origins, united
 from harness1.env.pieces import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
 from harness1.errors import UsageError
-from harness1.eval.metrics import fault_count, summarise
+from harness1.eval.metrics import MeasuredRun, fault_count
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
 from harness1.eval.statistics import RESAMPLES
@@ -252,8 +252,9 @@ def write_metrics(evaluation: Evaluation, stage: files.Stage, out: Path) -> dict
     """Write `metrics.json` and all other outputs of a run folder; close the card for `load_finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
     episodes = runs.episodes_of(stage, out)
-    metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True, faults=evaluation.faults)
-    encoded = write_outputs(out, episodes, tasks, evaluation.config, metrics)
+    measured = MeasuredRun(episodes, tasks, evaluation.config, True, evaluation.faults)
+    metrics = measured.summary(evaluation.seed)
+    encoded = write_outputs(out, episodes, measured, evaluation.config, metrics)
     # The pages depend on the closed card, too: remove them first, in case this is interrupted.
     for page in (runs.REPORT, runs.VIEW):
         (out / page).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -241,28 +242,7 @@ def summarise(
     an infrastructure fault is left out, or counts as 0 (`faults`). `tool_mix` is the share of each tool in successful
     calls. `missing` tasks have no episode; if the run is `finished`, they count as one in which nothing was done or
     delivered. Raises UsageError: an episode is of none of the tasks, or a task cannot be scored."""
-    run = _Run(episodes, tasks, config, finished, faults)
-    samples, calls = run.by_metric(config), run.calls.total()
-    repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
-    means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
-    # All intervals are from the same resamples; for a metric that some tasks lack, over the other tasks.
-    everywhere = [name for name, column in means.items() if len(column) == len(run.samples)]
-    table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), len(run.samples)).T
-    found = dict(zip(everywhere, bootstrap_means(table, RESAMPLES, seed), strict=True))
-    for name in means.keys() - found.keys():
-        found[name] = bootstrap_mean(means[name], RESAMPLES, seed)
-    return {name: finite_or_null(found[name]) for name in means} | {
-        "spread": {name: variance_components(of) for name, of in repeated.items()},
-        "tasks": len(tasks),
-        "scored": len(run.samples),
-        "missing": len(tasks.keys() - run.met),
-        "episodes": run.statuses.total(),
-        "failures": {status.value: run.statuses[status] for status in Status if status is not Status.COMPLETED},
-        "faults": faults,
-        "broken": broken(run.stop_reasons, run.faults, faults),
-        "stop_reasons": {reason.value: run.stop_reasons[reason] for reason in StopReason},
-        "tool_mix": {name: count / calls for name, count in sorted(run.calls.items())},
-    }
+    return MeasuredRun(episodes, tasks, config, finished, faults).summary(seed)
 
 
 def task_metrics(
@@ -274,12 +254,7 @@ def task_metrics(
     faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
     """Return, for every scored task in order of its id, the means of its metrics; otherwise as `summarise`."""
-    run = _Run(episodes, tasks, config, finished, faults)
-    samples = run.by_metric(config)
-    return {
-        task_id: {name: sum(of[task_id]) / len(of[task_id]) for name, of in samples.items() if task_id in of}
-        for task_id in sorted(run.samples)
-    }
+    return MeasuredRun(episodes, tasks, config, finished, faults).per_task()
 
 
 def cut(episode: Episode, size: int) -> Episode:
@@ -289,10 +264,13 @@ def cut(episode: Episode, size: int) -> Episode:
     return msgspec.structs.replace(episode, curated=kept, reward=None, hashes=hashes)
 
 
-class _Run:
+class MeasuredRun:
+    """The metrics of every episode of a run, measured once; arguments and errors are those of `summarise`."""
+
     def __init__(
         self, episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, ended: bool, faults: Faults
     ) -> None:
+        self.tasks, self.counted, self._config = tasks, faults, config
         self.met, self.samples = set[str](), defaultdict[str, list[dict[str, float]]](list)
         self.statuses, self.stop_reasons = Counter[Status](), Counter[StopReason]()
         self.faults, self.calls = Counter[str](), Counter[str]()
@@ -314,10 +292,43 @@ class _Run:
         for task_id in tasks.keys() - self.met if ended else ():
             self.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
 
-    def by_metric(self, config: Config) -> dict[str, dict[str, list[float]]]:
+    def summary(self, seed: int = 0) -> dict[str, Any]:
+        """Return what `summarise` does."""
+        samples, calls = self.by_metric, self.calls.total()
+        repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
+        means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
+        # All intervals are from the same resamples; for a metric that some tasks lack, over the other tasks.
+        everywhere = [name for name, column in means.items() if len(column) == len(self.samples)]
+        table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), len(self.samples)).T
+        found = dict(zip(everywhere, bootstrap_means(table, RESAMPLES, seed), strict=True))
+        for name in means.keys() - found.keys():
+            found[name] = bootstrap_mean(means[name], RESAMPLES, seed)
+        return {name: finite_or_null(found[name]) for name in means} | {
+            "spread": {name: variance_components(of) for name, of in repeated.items()},
+            "tasks": len(self.tasks),
+            "scored": len(self.samples),
+            "missing": len(self.tasks.keys() - self.met),
+            "episodes": self.statuses.total(),
+            "failures": {status.value: self.statuses[status] for status in Status if status is not Status.COMPLETED},
+            "faults": self.counted,
+            "broken": broken(self.stop_reasons, self.faults, self.counted),
+            "stop_reasons": {reason.value: self.stop_reasons[reason] for reason in StopReason},
+            "tool_mix": {name: count / calls for name, count in sorted(self.calls.items())},
+        }
+
+    def per_task(self) -> dict[str, dict[str, float]]:
+        """Return what `task_metrics` does."""
+        return {
+            task_id: {name: sum(of[task_id]) / len(of[task_id]) for name, of in self.by_metric.items() if task_id in of}
+            for task_id in sorted(self.samples)
+        }
+
+    @cached_property
+    def by_metric(self) -> dict[str, dict[str, list[float]]]:
+        """The samples of each task that define a metric, by metric and task."""
         # A tool that an episode did not use counts as 0 calls; any other metric has only the samples that define it.
         scored = sorted(self.samples.items())
-        names = [*metric_names(config.env), *(f"tool_{name}" for name in sorted(self.calls))]
+        names = [*metric_names(self._config.env), *(f"tool_{name}" for name in sorted(self.calls))]
         found = {name: {task_id: [row.get(name, 0.0) for row in rows] for task_id, rows in scored} for name in names}
         for name in sorted({name for _, rows in scored for row in rows for name in row} - found.keys()):
             having = {task_id: [row[name] for row in rows if name in row] for task_id, rows in scored}

@@ -19,10 +19,10 @@ import msgspec
 from harness1.config import Config
 from harness1.data.trec import write_qrels, write_run
 from harness1.errors import MissingExtra, UsageError
-from harness1.eval.metrics import documents_of_hits, failure_class, measure_episode, resources, task_metrics
+from harness1.eval.metrics import MeasuredRun, documents_of_hits, failure_class, measure_episode, resources
 from harness1.eval.run import Run
 from harness1.plain import text_digest
-from harness1.records import TAGS, ChunkId, DocId, Episode, Faults, Gold, Status, Task, Turn, UnitId
+from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Turn, UnitId
 from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.rows.calls import calls_of
 from harness1.runs import folder as runs
@@ -44,12 +44,12 @@ def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
 
 
 def write_outputs(
-    out: Path, episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, metrics: Mapping[str, Any]
+    out: Path, episodes: Sequence[Episode], measured: MeasuredRun, config: Config, metrics: Mapping[str, Any]
 ) -> bool:
     """Write all files but the provenance and the report; return whether ids had to be encoded in the TREC runs."""
     write_json(out / runs.METRICS, metrics)
     write_json(out / runs.RESOURCES, resources(episodes, config, runs.wall_seconds(runs.read_provenance(out))))
-    write_atomically(out / runs.TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
+    write_atomically(out / runs.TASKS, task_table(episodes, measured).encode())
     settings = "\n".join(runs.toml_lines(runs.public_config(config))).strip()
     write_atomically(out / runs.CONFIG, f"{settings}\n".encode())
     by_sample: dict[int, list[Episode]] = {}
@@ -73,18 +73,18 @@ def write_outputs(
     (out / runs.ENCODED_QRELS).unlink(missing_ok=True)
     if encode:
         judged = {}
-        for task_id, task in sorted(tasks.items()):
+        for task_id, task in sorted(measured.tasks.items()):
             if task.gold:
                 judged[_encode(task_id)] = {DocId(_encode(name)): grade for name, grade in task.gold.relevant.items()}
         write_qrels(out / runs.ENCODED_QRELS, judged)
     return encode
 
 
-def task_table(episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, faults: Faults) -> str:
+def task_table(episodes: Sequence[Episode], measured: MeasuredRun) -> str:
     """Return a table with the id, the query, the number of scored samples and the metrics of each task."""
-    rows = task_metrics(episodes, tasks, config, finished=True, faults=faults)
+    rows, tasks = measured.per_task(), measured.tasks
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    counted = (each for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR)
+    counted = (each for each in episodes if measured.counted == "zero" or each.status is not Status.INFRA_ERROR)
     scored = Counter(each.task.task_id for each in counted)
     lines = (
         (name, tasks[name].query, scored[name], *(rows.get(name, {}).get(metric, "") for metric in names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +28,7 @@ def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
     """Return the exact token ids of a call's prompt; SchemaError if the episode lacks a segment of it."""
     known = episode.segments | {f"call/{each.call_id}": each.output_ids for each in calls_of(episode)}
     try:
-        return tuple(token for key in call.prompt for token in known[key])
+        return tuple(chain.from_iterable([known[key] for key in call.prompt]))
     except KeyError as error:
         raise SchemaError(f"episode {episode.episode_id} lacks the prompt segment {error}") from error
 

@@ -22,7 +22,7 @@ from harness1.errors import MissingExtra, SchemaError, UsageError
 from harness1.eval import outputs
 from harness1.eval.answer_run import as_csv
 from harness1.eval.answers import Answered, AnswerItem, Reply
-from harness1.eval.metrics import summarise
+from harness1.eval.metrics import MeasuredRun
 from harness1.records import DocId, Episode, Gold, Hit, Observation, StopReason, Task, ToolCall, Turn
 from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run
@@ -52,7 +52,8 @@ TASKS = {name: task(name) for name in NAMES}
 
 def written(out: Path, episodes: Sequence[Episode], tasks: dict[str, Task] | None = None) -> bool:
     tasks = tasks or TASKS
-    return outputs.write_outputs(out, episodes, tasks, CONFIG, summarise(episodes, tasks, CONFIG))
+    measured = MeasuredRun(episodes, tasks, CONFIG, True, "exclude")
+    return outputs.write_outputs(out, episodes, measured, CONFIG, measured.summary())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -103,7 +104,7 @@ def test_ids_that_hold_white_space_are_encoded_without_becoming_one(tmp_path: Pa
 
 
 def test_the_table_has_a_line_for_every_task() -> None:
-    rows = list(csv.DictReader(io.StringIO(outputs.task_table(RUN, TASKS, CONFIG, "exclude"))))
+    rows = list(csv.DictReader(io.StringIO(outputs.task_table(RUN, MeasuredRun(RUN, TASKS, CONFIG, True, "exclude")))))
     assert [(row["task_id"], row["samples"]) for row in rows] == [("t1", "2"), ("t2", "1"), ("t3", "1"), ("t4", "0")]
     assert float(rows[0]["curated_recall"]) == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert rows[3]["curated_recall"] == ""
