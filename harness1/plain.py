@@ -128,7 +128,7 @@ class Secret(str):
 
 
 class _Parts(NamedTuple):
-    """The parts of an address: `milvus:http://`, `USER:PASSWORD`, `HOST/PATH`, the query and `#FRAGMENT`."""
+    """The parts of an address: `openai:gpt@http://`, `USER:PASSWORD`, `HOST/PATH`, the query and `#FRAGMENT`."""
 
     scheme: str
     user: str

@@ -8,7 +8,6 @@ import pytest
 from harness1.data.benchmarks import addresses
 from harness1.errors import UsageError
 from harness1.memory.question import head, mentions
-from harness1.retrieval.engines.engine import EngineIndex
 from harness1.rl.admission import read_report
 from harness1.rl.pivots import PIVOTS, read_pivots
 from harness1.rows import RowFile
@@ -37,12 +36,6 @@ def test_a_file_that_was_edited_is_refused(tmp_path: Path, name: str, content: b
     (tmp_path / file).write_bytes(content + b"\n")
     with pytest.raises(UsageError, match=file):
         read(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "{"])
-def test_the_description_of_an_engine_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="collection x"):
-        EngineIndex.read(text, "collection x")
 
 
 def test_questions_titles_and_cells_without_end_are_read_at_once() -> None:

@@ -208,7 +208,7 @@ def test_a_plugin_with_a_built_in_name_is_ignored_with_a_warning_and_refused_whe
     taken = {
         "tools": {"curate": "loud:curate"},
         "policies": {"scripted": "loud:x", "hf": "loud:x"},
-        "retrievers": {"milvus": "loud:x"},
+        "retrievers": {"web": "loud:x"},
         "formats": {"hermes": "loud:x"},
         "engines": {"tinker": "loud:x"},
     }
@@ -217,7 +217,7 @@ def test_a_plugin_with_a_built_in_name_is_ignored_with_a_warning_and_refused_whe
     opened: dict[str, Callable[[], object]] = {
         "policy 'scripted'": lambda: open_policy("scripted"),
         "policy 'hf'": lambda: open_policy("hf:"),
-        "retriever 'milvus'": lambda: open_retriever("milvus:"),
+        "retriever 'web'": lambda: open_retriever("web:"),
         "chat format 'hermes'": lambda: open_format("hermes", tokenizer("chatml")),
         "training engine 'tinker'": lambda: open_service("tinker:", tmp_path, Config()),
     }

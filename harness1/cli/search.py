@@ -39,11 +39,10 @@ from harness1.episodes.single import play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.confidence import NEAREST, UNCONVINCING, judge
 from harness1.memory.parts import telling_argument
-from harness1.plain import counted, printable, without_password
+from harness1.plain import counted, printable
 from harness1.policy.registry import fit_window, needs_gold
 from harness1.records import Episode, Observation, Status, StopReason, ToolCall, UnitId
 from harness1.retrieval.files import check_index
-from harness1.retrieval.open import build_engine
 from harness1.runs.folder import clear_run
 from harness1.tools.discovery import show_title
 from harness1.tools.tool import one_line
@@ -276,7 +275,7 @@ def demo(
     console.print(f"    {program()} view {run}\n    {program()} replay {run} --live", soft_wrap=True)
 
 
-READ = {"": "", AUTO: "", NONE: "; not stemmed"}  # how words were read, where it is not by their script
+READ = {AUTO: "", NONE: "; not stemmed"}  # how words were read, where it is not by their script
 
 
 def index(
@@ -284,7 +283,6 @@ def index(
         str | None, Argument(help="A name, BEIR or TREC folder, NAME:PATH, JSONL, texts, world:SIZE or stdlib.")
     ] = None,
     out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
-    engine: Annotated[str | None, Option(help="Index into milvus:FILE.db|URL or chroma:URL.", metavar="SPEC")] = None,
     add: Annotated[bool, Option("--add", help="Add to the index; a document replaces the one with its id.")] = False,
     delete: Annotated[list[str] | None, Option(help="Remove this document; repeatable.", metavar="ID")] = None,
     strict: Annotated[bool, Option("--strict", help="Refuse a corpus that has a broken document.")] = False,
@@ -299,7 +297,7 @@ def index(
     or stdlib.
 
     Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index"""
-    settings, left_out, reading = resolve(config, overrides), 0, dict[str, Any]()
+    settings = resolve(config, overrides)
 
     def open_spec(spec: str | None) -> Source:
         if spec is None:
@@ -307,26 +305,19 @@ def index(
         given: dict[str, bool] = {"leave_out": not strict, "follow_links": follow_links, "everything": everything}
         return open_source(place_of(spec, settings), refuse, **given)
 
-    if engine is not None:
-        if out is not None or add or delete or source is None:
-            raise UsageError("--engine takes a source and neither --out, --add nor --delete")
-        with read_aloud(open_spec(source)) as (documents, _):
-            info = build_engine(engine, documents, settings.index, settings.machine)
-        where = without_password(engine)
-    elif out is None:
-        raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
-    elif (add or delete) and (force or settings.index != Config().index):
+    if out is None:
+        raise UsageError("say where the index goes: --out DIR")
+    if (add or delete) and (force or settings.index != Config().index):
         raise UsageError("an index is changed with the settings that it was built with: leave index.* and --force out")
-    elif delete and (source is not None or add):
+    if delete and (source is not None or add):
         raise UsageError("--delete takes ids alone: no source and no --add")
+    if delete:
+        info = delete_from_index(delete, out, settings)
+    elif add:
+        info = add_to_index(open_spec(source), out, settings, read_aloud)
     else:
-        if delete:
-            info = delete_from_index(delete, out, settings)
-        elif add:
-            info = add_to_index(open_spec(source), out, settings, read_aloud)
-        else:
-            info = ensure_index(open_spec(source), out, settings, force=force, whole=strict, read=read_aloud)
-        where, left_out, reading = str(out), left_out_of(out), reading_of(out)
+        info = ensure_index(open_spec(source), out, settings, force=force, whole=strict, read=read_aloud)
+    left_out, reading = left_out_of(out), reading_of(out)
     if as_json:
         print_json(msgspec.to_builtins(info) | {"left_out": left_out} | reading)
     else:
@@ -334,7 +325,7 @@ def index(
         lost = f"; {left_out} left out" if left_out else ""
         lost += f"; {counted(unread, 'file')} not read" if (unread := sum(reading.get("unread", {}).values())) else ""
         size = f"{counted(info.documents, 'document')}, {counted(info.chunks, 'chunk')}"
-        put(f"{where}: {size}, index {info.index_hash[:12]}{read}{lost}")
+        put(f"{out}: {size}, index {info.index_hash[:12]}{read}{lost}")
 
 
 def check(folder: Annotated[Path, Argument(help="The index.", metavar="DIR")], as_json: Json = False) -> None:

@@ -87,7 +87,7 @@ def known_origins(*places: str | Path) -> tuple[str, ...]:
 
 def searched_origins(*indexes: str) -> tuple[str, ...]:
     """Return the origins of what is searched: of an index folder all, since its texts stand in what is made with it; of
-    an engine such as `milvus:FILE` the known ones."""
+    an engine of another package the known ones."""
     folders = filter(os.path.isdir, map(at_home, filter(None, indexes)))  # agents search no index
     return united(origins_of(*folders), known_origins(*indexes))
 

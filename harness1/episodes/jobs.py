@@ -28,7 +28,7 @@ from harness1.plugins import is_of_session, short_name
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold, open_policy
 from harness1.records import Episode, Hashes, Record, Status, StopReason, Task, decode_episode, encode_episode
-from harness1.retrieval.open import is_exclusive, open_retriever
+from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.reward import score
 
@@ -275,8 +275,7 @@ def run_episodes(
     if is_model(setup.policy):
         asyncio.run(play_in_loop([setup], setup.policy_for(jobs), jobs, on_episode, on_depths))
         return
-    alone = is_exclusive(setup.retriever) or setup.own is not None
-    workers = 1 if alone else min(machine.workers or os.cpu_count() or 1, max(1, len(jobs) // FEW))
+    workers = 1 if setup.own is not None else min(machine.workers or os.cpu_count() or 1, max(1, len(jobs) // FEW))
     size = min(machine.concurrency, -(-len(jobs) // workers) or 1)
     chunks = deque(jobs[start : start + size] for start in range(0, len(jobs), size))
     if workers > 1:

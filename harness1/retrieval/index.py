@@ -30,7 +30,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import sub
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
@@ -110,35 +110,12 @@ class Manifest(Record):
     """`ANALYSER` of the version that built it, if it had one."""
 
 
-T = TypeVar("T")
-
-
 class OutdatedIndex(CorpusError):
     """A whole index of an earlier version, with settings that are no longer there, or with other terms."""
 
 
 class _Format(msgspec.Struct):
     format: int
-
-
-def read_description(encoded: bytes | str | memoryview, kind: type[T], newest: int, name: str) -> T:
-    """Decode the JSON that describes the index of this name. Raises SchemaError: its format is newer than `newest`;
-    CorpusError: it is older, or the index was built with settings that are no longer there; one of MALFORMED."""
-    found = msgspec.json.decode(encoded, type=_Format).format
-    if found > newest:
-        raise SchemaError(f"{name} is an index of format {found}; this harness1 reads up to {newest}: upgrade it")
-    if found < newest:
-        raise CorpusError(f"{name} is an index of the earlier format {found}: build it again with harness1 index")
-    try:
-        return read_index_description(encoded, kind)
-    except ConfigError as error:
-        raise OutdatedIndex(f"{name} must be built again, with harness1 index --force: {error}") from error
-
-
-def check_terms(analyser: str, name: str, command: str) -> None:
-    """Raise OutdatedIndex, with the command that builds it again, if another analyser made the terms of an index."""
-    if analyser != ANALYSER:
-        raise OutdatedIndex(f"{name} has the terms of an earlier version: build it again with {command}")
 
 
 def document_sum(document: Document) -> bytes:
@@ -287,12 +264,23 @@ def open_index(path: Path) -> EmbeddedIndex:
 
 
 def read_manifest(files: Files, path: Path) -> Manifest:
-    """Read `index.json` of the index at `path`. Raises CorpusError: damaged, or older; SchemaError: newer."""
+    """Read `index.json` of the index at `path`. Raises SchemaError: it is newer; CorpusError: it is damaged, or older;
+    OutdatedIndex: it was built with settings that are no longer there, or has other terms."""
     try:
-        manifest = read_description((files.folder / MANIFEST).read_bytes(), Manifest, FORMAT, str(path))
-        check_terms(manifest.analyser, str(path), f"harness1 index SOURCE --out {path} --force")
+        encoded = (files.folder / MANIFEST).read_bytes()
+        found = msgspec.json.decode(encoded, type=_Format).format
+        if found > FORMAT:
+            raise SchemaError(f"{path} is an index of format {found}; this harness1 reads up to {FORMAT}: upgrade it")
+        if found < FORMAT:
+            raise CorpusError(f"{path} is an index of the earlier format {found}: build it again with harness1 index")
+        manifest = read_index_description(encoded, Manifest)
+        if manifest.analyser != ANALYSER:
+            command = f"harness1 index SOURCE --out {path} --force"
+            raise OutdatedIndex(f"{path} has the terms of an earlier version: build it again with {command}")
         _ = files.file(MANIFEST).bytes  # verified last, because a newer version may write other checksums
         return manifest
+    except ConfigError as error:
+        raise OutdatedIndex(f"{path} must be built again, with harness1 index --force: {error}") from error
     except MALFORMED as error:
         raise _say_damage(path, error) from error
 

@@ -43,7 +43,6 @@ QUERY_ROWS = 4
 """Rows of every pass over queries: with MiniLM on one core, 1 is slowest for a batch, and 8 slower for one query."""
 SHORTEST = 16
 """Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
-CACHED_QUERIES = 4096
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
 """Tokens in a pass over documents; the activations of more would not fit in the caches of a core."""
 KEYS, VECTORS = "keys.bin", "vectors.f16"
@@ -128,14 +127,6 @@ def open_embedder(settings: Dense, machine: Machine) -> Embedder:
         model = SentenceTransformer(str(folder), device=machine.device or None, local_files_only=True)
     parts = model, name, folder_hash(folder), settings.prefixes[0], settings.prefixes[1]
     return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
-
-
-def open_queries(settings: Dense, machine: Machine, built_by: str, name: str) -> CachedQueries:
-    """Open the embedder that built an index. Raises what `open_embedder` does, and CorpusError: it is another one."""
-    embedder = open_embedder(settings, machine)
-    if embedder.hash != built_by:
-        raise CorpusError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
-    return CachedQueries(embedder, CACHED_QUERIES)
 
 
 class HashEmbedder:

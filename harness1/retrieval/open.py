@@ -1,26 +1,23 @@
-"""Opens a retriever, or builds an engine's index, by what a user typed. To add an engine, name its prefix here, and
-write a file of this name in `engines` with `open_` and the name, and `build_` and the name if it can be filled; a
-plugin names an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function or class of one's own."""
+"""Opens a retriever by what a user typed. A plugin names an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a
+function or class of one's own."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness1.config import Config, Index, Machine
+from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
-from harness1.plain import digest, is_redacted, without_password
+from harness1.plain import digest, is_redacted
 from harness1.plugins import call_added, find_plugin, identity, is_own, load_own, open_added, plugin_names, whole_name
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.corpus import Document
 from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
 from harness1.retrieval.sharing import CACHED_SEARCHES, CachingRetriever
 
-ENGINES = frozenset({"http", "https", "milvus", "chroma", "web"})
+ENGINES = frozenset({"http", "https", "web"})
 Opener = Callable[[str, Config], Retriever]
 _NO_GREP = "a function has no regular expressions: --set env.grep.on=false"
 
@@ -62,30 +59,14 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
         from harness1.retrieval.engines.remote import open_http
 
         return open_http(f"{prefix}:{rest}", config)
-    opener: Opener = getattr(import_module(f"harness1.retrieval.engines.{prefix}"), f"open_{prefix}")
-    return opener(rest, config)
+    from harness1.retrieval.engines.web import open_web
 
-
-def build_engine(spec: str, docs: Iterable[Document], settings: Index, machine: Machine) -> IndexInfo:
-    """Build an index in the engine at `ENGINE:ADDRESS`, as `build_milvus` and `build_chroma` do. Raises UsageError."""
-    name, colon, address = spec.partition(":")
-    if not colon or name not in ("milvus", "chroma"):
-        known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
-        raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
-    build = getattr(import_module(f"harness1.retrieval.engines.{name}"), f"build_{name}")
-    info: IndexInfo = build(docs, address, settings, machine)
-    return info
+    return open_web(rest, config)
 
 
 def is_engine(spec: str) -> bool:
     """Return whether a spec names an engine by its prefix, and not a folder by its path."""
     return split_engine(spec)[0] is not None
-
-
-def is_exclusive(spec: str) -> bool:
-    """Return whether only one process at a time can open what a spec names, such as a Milvus Lite file."""
-    prefix, rest = split_engine(spec)
-    return prefix == "milvus" and not rest.startswith(("http://", "https://"))
 
 
 def split_engine(spec: str) -> tuple[str | None, str]:

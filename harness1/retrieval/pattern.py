@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from os.path import commonprefix
 from typing import NamedTuple
 
 LARGEST_CLASS = 4
@@ -19,8 +18,6 @@ LARGEST_SET = 32
 MOST_COPIES = 16
 UNKNOWN_CHOICES = 1000
 UNBOUNDED = -1
-SPECIAL = frozenset("\\%_\"'")
-"""Characters with a special meaning in the filters of some engine; literals exclude them."""
 
 _MANY = r"\\(?:[dDsSwW]|[pP](?:\{[^}]*\}|[^{]))"
 _ONE = r"\\x(?:[0-9A-Fa-f]{2}|\{[0-9A-Fa-f]+\})|\\.|[^\\]"
@@ -105,21 +102,6 @@ def analyse(pattern: str) -> Analysis:
     quoted = (_SPECIAL.sub(r"\\\g<0>", string) for string in sorted(longest.strings or ()))
     needle = ("(?i)" if longest.any_case else "") + "|".join(quoted)
     return Analysis(_query(parts), _choices(before), held, needle)
-
-
-def find_literal(pattern: str) -> str:
-    """Return the longest run of plain characters that every match of a valid RE2 pattern surely holds, or ""."""
-    try:
-        sets = [sorted(part.strings) for part in parse(pattern) if part.strings and not part.any_case]
-    except NotUnderstood:
-        return ""
-    longest = ""
-    for strings in sets:
-        start, end = commonprefix(strings), commonprefix([string[::-1] for string in strings])[::-1]  # noqa: RUF071
-        for common in (start, end):
-            plain = "".join(each if each.isprintable() and each not in SPECIAL else "\0" for each in common)
-            longest = max(longest, *plain.split("\0"), key=len)
-    return longest
 
 
 def fold(text: str) -> bytes:

@@ -21,7 +21,7 @@ from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.grep import grep_segments
 from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.retrieval.models import Embedder, Scorer, open_cross_encoder, open_queries, rerank
+from harness1.retrieval.models import CachedQueries, Embedder, Scorer, open_cross_encoder, open_embedder, rerank
 from harness1.retrieval.protocol import (
     BM25_DEPTH,
     DENSE_DEPTH,
@@ -50,6 +50,7 @@ LONG_QUERY, LONG_LIST = 4096, 256
 
 RERANKED = 50
 """Number of top chunks that a cross-encoder reads."""
+CACHED_QUERIES = 4096
 
 Positions = list[tuple[int, float]]
 Timed = tuple[SearchRequest, float]
@@ -70,7 +71,10 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
         except (OSError, ValueError) as error:
             said = f"the embeddings of {path} are damaged ({error})"
             raise CorpusError(f"{said}; build it again with: harness1 index --force") from error
-        embedder = open_queries(index.settings.dense, config.machine, index.vectors.embedder, str(path))
+        opened = open_embedder(index.settings.dense, config.machine)
+        if opened.hash != index.vectors.embedder:
+            raise CorpusError(f"{path} was built with another embedding model: set machine.embedder, or build it again")
+        embedder = CachedQueries(opened, CACHED_QUERIES)
     scorer = open_cross_encoder(config.machine) if ranking.rerank.on else None
     return EmbeddedRetriever(index, ranking, embedder, scorer)
 

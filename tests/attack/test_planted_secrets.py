@@ -110,8 +110,8 @@ def test_no_output_holds_a_planted_secret(
 
 
 def _local(prefix: str | None, rest: str, folder: Path) -> tuple[str | None, str]:
-    """Let the address of a Milvus with a good password name the index folder."""
-    return (None, str(folder / "index")) if prefix == "milvus" and "good.host" in rest else (prefix, rest)
+    """Let the address of a server with a good password name the index folder."""
+    return (None, str(folder / "index")) if prefix == "https" and "good.host" in rest else (prefix, rest)
 
 
 def _verbs(command: Command, planted: Planted, url: str, out: Path, cache: Path, turn: int) -> Iterator[Ended]:
@@ -123,22 +123,22 @@ def _verbs(command: Command, planted: Planted, url: str, out: Path, cache: Path,
     quick = ("machine.attempts=1", "machine.call_deadline_s=1", "machine.workers=1")
     given = [str(word) for word in given] + [word for each in quick for word in ("--set", each)]
     evaluate = ("eval", WORLD, "--limit", "2", "--cache", str(cache), *given)
-    engine = f"milvus:https://root:{planted.any()}@good.host:19530#books"
+    engine = f"https://root:{planted.any()}@good.host:19530#books"
     yield command("config", "show", *given)
     yield command("config", "show", "--json", *given)
-    first = command(*evaluate, "--index", engine, "--out", str(runs / "milvus"))
+    first = command(*evaluate, "--index", engine, "--out", str(runs / "engine"))
     assert first.code == 0, first.err
     yield first
-    again = command(*evaluate, "--index", engine.replace("root:", "root:other"), "--out", str(runs / "milvus"))
+    again = command(*evaluate, "--index", engine.replace("root:", "root:other"), "--out", str(runs / "engine"))
     assert again.code == 0, "another password is the same run"
     yield again
-    recorded = command("replay", str(runs / "milvus"), "--live")
+    recorded = command("replay", str(runs / "engine"), "--live")
     assert (recorded.code, "--index" in recorded.err) == (2, True), recorded.err
     yield recorded
-    live = command("replay", str(runs / "milvus"), "--live", "--index", engine)
+    live = command("replay", str(runs / "engine"), "--live", "--index", engine)
     assert live.code == 0, live.err
     yield live
-    yield command("view", str(runs / "milvus"), "--out", str(runs / "view.html"))
+    yield command("view", str(runs / "engine"), "--out", str(runs / "view.html"))
     for number, wrong in enumerate(_refused(planted, host)):
         yield command("search", "who?", "--index", wrong, "--out", str(runs / f"s{number}"), *given)
     yield command("search", "who?", "--index", f"web:{runs / 'pages'}", "--out", str(runs / "web"), *given, *_WEB)
@@ -150,10 +150,9 @@ def _verbs(command: Command, planted: Planted, url: str, out: Path, cache: Path,
         f"openai:gpt@{url}/v1",
     ):
         yield command(*evaluate, "--policy", policy, "--out", str(runs / "policy"))
-        yield command("answer", str(runs / "milvus"), "--answerer", policy, "--judge", model, *given)
+        yield command("answer", str(runs / "engine"), "--answerer", policy, "--judge", model, *given)
     judge = ("--set", "env.verification.judge=language_model", "--set", "env.verification.model=gpt")
     yield command(*evaluate, *judge, "--out", str(runs / "judged"))
-    yield command("index", WORLD, "--engine", f"chroma:http://user:{planted.any()}@{host}")
     wrong = planted.secret()
     yield command("config", "show", "--set", f"machine.web.kee={wrong}")
     yield command("config", "show", "--set", f"machine.web.key.x={wrong}", "--set", f"machine.web.hosts={wrong}")
@@ -169,7 +168,5 @@ def _refused(planted: Planted, host: str) -> list[str]:
     return [
         f"http://user:{planted.any()}@{host}",
         f"http://{host}?key={planted.any()}",
-        f"chroma:http://user:{planted.any()}@{host}",
-        f"milvus:ftp://{planted.any()}@{host}",
         f"http://user:a/{planted.secret()}@{host}",
     ]

@@ -253,7 +253,7 @@ def test_the_known_origins_of_policies(
         copied(Path("world:60"), tmp_path / place)
     (tmp_path / "a@b/adapters/adapter_config.json").write_text("{}")
     assert policy_origins(policy) == origins
-    assert known_origins("a@b/student", "milvus:a.db") == ("world-60-0",)
+    assert known_origins("a@b/student", "shelf:a.db") == ("world-60-0",)
 
 
 class Mute:

@@ -48,14 +48,12 @@ def test_documents_come_and_go_and_the_hash_says_what_is_there(harness1: Command
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["old.jsonl"], "--out DIR, or --engine SPEC"),
+        (["old.jsonl"], "--out DIR"),
         (["--out", "x"], "say what to index"),
         (["old.jsonl", "--out", "x", "--delete", "sun"], "--delete takes ids alone"),
         (["empty.jsonl", "--out", "x"], "no documents"),
         (["new.jsonl", "--out", "absent", "--add"], "is not an index"),
         (["--out", "absent", "--delete", "sun"], "is not an index"),
-        (["old.jsonl", "--engine", "lucene:x"], "lucene"),
-        (["old.jsonl", "--engine", "milvus:x.db", "--out", "x"], "neither --out"),
         (["old.jsonl", "--out", "x", "--set", "index.dense.model=hash:no"], "hash:256"),
         (["old.jsonl", "--out", "x", "--set", "index.dense.model=./nothing"], "nothing"),
     ],

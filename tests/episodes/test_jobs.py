@@ -143,11 +143,11 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
     assert given.share(2) == given
 
 
-def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_of_this_process_plays_in_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
     config = load_config(None, ["machine.workers=2", "machine.concurrency=5"])
-    setup = EpisodeSetup(config, "milvus:wiki.db#one", "scripted")
+    setup = EpisodeSetup(config, "index", "scripted", own=Script())
     run_episodes(setup, jobs(12), lambda _: None)
     assert ran == [5, 5, 2]
 

@@ -159,7 +159,7 @@ def test_embeddings_are_used_where_there_are_any(folder: Path, tmp_path: Path, m
     for mode in ("dense", "hybrid"):
         with pytest.raises(ConfigError, match=r"index\.dense\.model"):
             search(tmp_path, "river", 9, mode=mode)
-    monkeypatch.setattr("harness1.retrieval.models.open_embedder", lambda *_: HashEmbedder(32))
+    monkeypatch.setattr("harness1.retrieval.retriever.open_embedder", lambda *_: HashEmbedder(32))
     with pytest.raises(CorpusError, match="another embedding model"):
         search(folder, "river", 9)
 

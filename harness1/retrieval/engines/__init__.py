@@ -1,1 +1,1 @@
-"""Retrievers other than the embedded index: Milvus, Chroma, the web, and remote servers."""
+"""Retrievers other than the embedded index: the web, and remote servers."""

@@ -24,7 +24,6 @@ from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
 from harness1.http.client import HttpClient, HttpFault, Transient, bearer, is_address, retry
 from harness1.plain import digest, text_digest, utf8_safe, without_password
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.engines.engine import is_unicode
 from harness1.retrieval.protocol import (
     BadPattern,
     Found,
@@ -236,7 +235,7 @@ class RemoteRetriever:
             SearchRequest(
                 utf8_safe(asked.query),
                 max(asked.k, 0),
-                frozenset(filter(is_unicode, asked.exclude)),
+                frozenset(filter(_is_unicode, asked.exclude)),
                 min(asked.deadline, LATEST_S),
                 utf8_safe(asked.about),
             )
@@ -251,7 +250,7 @@ class RemoteRetriever:
         return [_search_answer(query, answer) for query, answer in zip(queries, found.answers, strict=True)]
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        if not is_unicode(pattern):
+        if not _is_unicode(pattern):
             return BadPattern("not valid Unicode")
         deadline = min(deadline, LATEST_S)
         call = GrepCall(pattern=pattern, limit=limit, deadline=deadline, index_hash=self.info.index_hash)
@@ -261,14 +260,14 @@ class RemoteRetriever:
         return _chunks(found, lambda chunks: len(chunks) <= max(limit, 0))
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        if not is_unicode(doc_id):
+        if not _is_unicode(doc_id):
             return ()
         call = ReadCall(doc_id=doc_id, index_hash=self.info.index_hash)
         found = await self._post("/read", call, Answer, self._run.call_deadline_s)
         return _chunks(found, lambda chunks: all(chunk.doc_id == doc_id for chunk in chunks))
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        ids = tuple(chunk_id for chunk_id in chunk_ids if is_unicode(chunk_id))
+        ids = tuple(chunk_id for chunk_id in chunk_ids if _is_unicode(chunk_id))
         call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
         found = await self._post("/get", call, Answer, self._run.call_deadline_s)
         return _chunks(found, lambda chunks: len(chunks) <= len(ids) and {each.chunk_id for each in chunks} <= {*ids})
@@ -276,6 +275,11 @@ class RemoteRetriever:
     async def _post(self, path: str, call: Record, kind: type[T], deadline: float) -> T | RetrievalFault:
         found = await self._client.ask(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
         return RetrievalFault(found.message) if isinstance(found, HttpFault) else found
+
+
+def _is_unicode(name: str) -> bool:
+    """Return True if a name is valid Unicode. Policies can emit lone surrogates, which cannot be sent or stored."""
+    return utf8_safe(name) == name
 
 
 def open_http(url: str, config: Config) -> Retriever:

@@ -169,10 +169,9 @@ class PageCache:
     def get(self, question: WebRequest) -> tuple[Page, ...] | None:
         """Return the answer, or None if there is no readable one."""
         try:
-            entry = msgspec.json.decode(self._path(question).read_bytes(), type=_Entry)
+            return msgspec.json.decode(self._path(question).read_bytes(), type=_Entry).pages
         except (OSError, *MALFORMED):
             return None
-        return entry.pages if entry.question == question else None
 
     def put(self, question: WebRequest, pages: tuple[Page, ...]) -> None:
         """Store an answer, replacing an earlier one; raise OSError, and keep the earlier one, if that fails."""
