@@ -22,8 +22,6 @@ Result = TypeVar("Result")
 
 ORDINARY = 16
 """Hits of an ordinary result. The cache keeps at most `size` times as many hits."""
-LARGEST = 1024
-"""Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
 BATCH_SIZE, WINDOW_S = 64, 0.002
 """Searches, or judgements, of one batch, and the seconds that the first waits for others."""
 CACHED_SEARCHES = 4096
@@ -223,8 +221,6 @@ class _Kept:
         return self.results.get(key)
 
     def put(self, key: bytes, result: SearchResult) -> None:
-        if len(result.hits) > LARGEST:
-            return
         before = self.results.pop(key, SearchResult())
         self.results[key] = result
         self._hits += len(result.hits) - len(before.hits)

@@ -27,7 +27,7 @@ from tests.attack.attack import Attack
 from tests.data import hostile, test_formats
 from tests.data.benchmarks import official
 from tests.retrieval.test_web import FakeWeb, answering, on_the_web, settings
-from tests.serving import in_thread
+from tests.support import replying
 
 LONGEST = 200_000
 """Bytes of a mutated file: enough to show a quadratic reader, and little enough to try thousands."""
@@ -204,7 +204,7 @@ def test_a_mutated_answer_of_the_web_is_read_or_a_fault(attack: Attack, tmp_path
 
     def survives(drawn: tuple[bytes, bytes]) -> None:
         ends["inputs"] += 2
-        server.search_answer, server.read_answer = (answering(body=body) for body in drawn)
+        server.search, server.read = map(answering, drawn)
         web = open_web(str(tmp_path / str(ends["inputs"])), settings(server.url), on_the_web)
 
         async def ask() -> None:
@@ -217,7 +217,7 @@ def test_a_mutated_answer_of_the_web_is_read_or_a_fault(attack: Attack, tmp_path
         with hostile.ends():
             asyncio.run(ask())
 
-    with in_thread(server.listening) as server.url:
+    with replying(server) as server.url:
         attack.try_all(st.tuples(mutated(FOUND), mutated(PAGE)), survives, 500)
     attack.report("inputs web", **ends)
 

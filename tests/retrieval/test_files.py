@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import zlib
 from pathlib import Path
 
@@ -39,11 +40,18 @@ HASHED = load_config(None, ["index.dense.model=hash:64"])
 DOCUMENTS = list(open_source("world:300").documents())
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index whose larger files have several blocks."""
-    build_index(DOCUMENTS, tmp_path / "index", HASHED.index)
-    return tmp_path / "index"
+    path = tmp_path_factory.mktemp("built") / "index"
+    build_index(DOCUMENTS, path, HASHED.index)
+    return path
+
+
+@pytest.fixture
+def index(built: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(built, tmp_path / "index"))
 
 
 def flip(path: Path, at: int) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,14 +15,13 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.plain import text_digest
-from harness1.records import Chunk, ChunkId, DocId, Status
+from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.engines import remote as remote_module
 from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever
 from harness1.retrieval.open import _open, split_engine
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
-from harness1.runs.journal import read_episodes
 from tests.retrieval.test_contract import ids
-from tests.serving import HOST, imitating, process_serving, serving
+from tests.serving import HOST, imitating, serving
 from tests.support import CORPUS, WordRetriever, run
 
 OPTIONS = ["machine.attempts=2", "machine.call_deadline_s=5.0"]
@@ -211,49 +207,6 @@ def test_a_server_that_tells_nothing_about_itself_is_taken_for_one_of_search_r1(
             assert isinstance(retriever, SearchR1Retriever)
             (found,) = run(retriever.search([SearchRequest("q", 1)]))
             assert [hit.chunk.chunk_id for hit in found.hits] == ["7"]
-
-
-@pytest.mark.service
-def test_an_evaluation_whose_server_is_killed_has_faults_and_the_same_command_goes_on_after_a_restart(
-    tmp_path: Path,
-) -> None:
-    def harness1(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "harness1", *arguments]
-        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    index, port = tmp_path / "world", free_port()
-    assert harness1("index", "world:60", "--out", str(index)).wait() == 0
-    command = (
-        f"eval world:60 --json --out run --samples 10 --index http://{HOST}:{port} --set machine.workers=2".split()
-    )
-    command += ["--set", "machine.attempts=2"]
-    episodes = tmp_path / "run" / "episodes.jsonl"
-    with process_serving(index, port) as (server, _):
-        evaluation = harness1(*command)
-        deadline = time.monotonic() + 60
-        while not (episodes.is_file() and episodes.stat().st_size > 0):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        server.kill()
-        out, errors = evaluation.communicate(timeout=120)
-    assert "Traceback" not in errors
-    assert "Unclosed" not in errors
-    assert evaluation.returncode in (0, 3)
-    before = list(read_episodes(tmp_path / "run"))
-    whole = {episode.episode_id for episode in before if episode.status is Status.COMPLETED}
-    assert whole
-    if evaluation.returncode == 0:
-        assert json.loads(out)["failures"]["infra_error"] == len(before) - len(whole) > 0
-    assert all(episode.error for episode in before if episode.status is Status.INFRA_ERROR)
-    with process_serving(index, port):
-        again = harness1(*command)
-        out, errors = again.communicate(timeout=120)
-    assert again.returncode == 0, errors
-    metrics = json.loads(out)
-    assert (metrics["failures"]["infra_error"], metrics["missing"]) == (0, 0)
-    finished = [episode for episode in read_episodes(tmp_path / "run") if episode.status is not Status.INFRA_ERROR]
-    assert len(finished) == len({episode.key for episode in finished}) == 10 * metrics["tasks"] > len(whole)
-    assert whole < {episode.episode_id for episode in finished}
 
 
 def passage(name: Any, contents: str, score: Any = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from harness1.records import ChunkId
 from harness1.retrieval import sharing
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.sharing import LARGEST, ORDINARY, Batcher, CachingRetriever
+from harness1.retrieval.sharing import ORDINARY, Batcher, CachingRetriever
 from tests.support import CORPUS, WordRetriever, chunk
 
 LONG = 30.0
@@ -373,7 +373,6 @@ def test_the_result_unused_for_longest_goes_first() -> None:
         (4, (44, 18, 2), [44, 18, 2]),
         (4, (44, 18, 3), [18, 3]),
         (4, (5, 64, 6), [6]),
-        (100, (5, LARGEST, LARGEST + 1), [5, LARGEST]),  # a huge one drives nothing out
     ],
 )
 def test_long_results_are_kept_in_the_place_of_several(size: int, asked: tuple[int, ...], kept: list[int]) -> None:

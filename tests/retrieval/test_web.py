@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
@@ -21,21 +19,10 @@ from harness1.config import Config, load_config
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.records import ChunkId, DocId, Episode, Status, Task
-from harness1.retrieval.engines.web import (
-    Page,
-    PageCache,
-    WebRequest,
-    WebRetriever,
-    is_public_address,
-    may_read,
-    open_web,
-    page_url,
-    resolve,
-)
+from harness1.retrieval.engines.web import WebRetriever, is_public_address, may_read, open_web, page_url, resolve
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, total_order
 from tests.retrieval.test_contract import ids as found
-from tests.serving import in_thread
-from tests.support import Script, call, make_env, search
+from tests.support import Ask, Reply, Script, call, make_env, replying, search
 
 KEYS = ("sk-search-4711", "sk-read-0815")
 ADA, BYRON, TOWN = "https://example.org/ada", "https://example.org/byron", "http://en.towns.net/wiki/Missolonghi?page=2"
@@ -52,72 +39,55 @@ PAGES = {
     TOWN: "Missolonghi is a town in western Greece.",
 }
 
-Handler = Callable[[web.Request], Any]
+Answer = Callable[[Ask], Reply]
+
+
+def answering(body: bytes | str = b"", status: int = 200, after: float = 0.0, **headers: str) -> Answer:
+    def answer(ask: Ask) -> Reply:
+        time.sleep(after)
+        return status, headers, body.encode() if isinstance(body, str) else body
+
+    return answer
+
+
+def listing(*results: Mapping[str, Any]) -> Answer:
+    return answering(json.dumps({"organic": results}))
+
+
+def page(ask: Ask) -> Reply:
+    text = PAGES.get(ask.path.removeprefix("/read/"))
+    return (404, {}, b"") if text is None else (200, {}, text.encode())
 
 
 class FakeWeb:
     """A search API at `/search` and a reader at `/read/`; a test may replace either answer."""
 
-    def __init__(self) -> None:
-        self.url = ""
-        self.reset()
+    url = ""
 
-    def reset(self) -> None:
+    def __init__(self) -> None:
         self.searches: list[dict[str, Any]] = []
         self.reads: list[str] = []
-        self.headers: list[dict[str, str]] = []
-        self.elsewhere = 0
-        self.search_answer: Handler | None = None
-        self.read_answer: Handler | None = None
+        self.headers: list[Mapping[str, str]] = []
+        self.search, self.read = listing(*RESULTS), page
+
+    def __call__(self, ask: Ask) -> Reply:
+        self.headers.append(ask.headers)
+        if ask.path.startswith("/search"):
+            self.searches.append(json.loads(ask.body))
+            return self.search(ask)
+        self.reads.append(ask.path.removeprefix("/read/"))
+        return self.read(ask)
 
     @property
     def requests(self) -> int:
-        return len(self.searches) + len(self.reads)
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1]
-        await runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.headers.append(dict(request.headers))
-        answer = self.read_answer
-        if request.path == "/search":
-            self.searches.append(await request.json())
-            answer = self.search_answer or results
-        elif request.path == "/elsewhere":
-            self.elsewhere += 1
-            answer = results
-        else:
-            self.reads.append(request.raw_path.removeprefix("/read/"))
-        return await (answer or page)(request)
-
-
-async def results(request: web.Request) -> web.StreamResponse:
-    return web.json_response({"organic": RESULTS})
-
-
-async def page(request: web.Request) -> web.StreamResponse:
-    asked = request.raw_path.removeprefix("/read/")
-    return web.Response(text=PAGES[asked]) if asked in PAGES else web.Response(status=404)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeWeb]:
-    made = FakeWeb()
-    with in_thread(made.listening) as made.url:
-        yield made
+        return len(self.headers)
 
 
 @pytest.fixture
-def api(server: FakeWeb) -> FakeWeb:
-    server.reset()
-    return server
+def api() -> Iterator[FakeWeb]:
+    web = FakeWeb()
+    with replying(web) as web.url:
+        yield web
 
 
 def settings(url: str, *more: str) -> Config:
@@ -148,21 +118,6 @@ def read(retriever: WebRetriever, url: str) -> Any:
     return asyncio.run(retriever.read(DocId(url)))
 
 
-def answering(status: int = 200, body: bytes = b"", **headers: str) -> Handler:
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(status=status, body=body, headers=headers)
-
-    return answer
-
-
-def after(seconds: float, body: bytes) -> Handler:
-    async def answer(request: web.Request) -> web.Response:
-        await asyncio.sleep(seconds)
-        return web.Response(body=body)
-
-    return answer
-
-
 def test_a_search_finds_each_page_once_in_the_order_of_the_api(api, tmp_path) -> None:
     result = ask(opened(tmp_path, api.url))
     assert found(result) == [f"{ADA}#snippet", f"{BYRON}#snippet", f"{TOWN}#snippet"]
@@ -172,12 +127,12 @@ def test_a_search_finds_each_page_once_in_the_order_of_the_api(api, tmp_path) ->
     assert set(result.stage_ms) == {"web"}
     assert api.searches == [{"q": "ada", "num": 10}]
     assert api.headers[0]["X-API-KEY"] == KEYS[0]
-    rows = [{"link": f"https://example.org/{n * 37 % 100:02d}"} for n in range(100)]
-    api.search_answer = answering(body=json.dumps({"organic": rows}).encode())
+    links = [f"https://example.org/{n * 37 % 100:02d}" for n in range(100)]
+    api.search = listing(*({"link": link} for link in links))
     result = ask(opened(tmp_path, api.url), "many", 100)
     scored = [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
     assert total_order(scored[::-1]) == scored
-    assert found(result) == [f"{row['link']}#snippet" for row in rows]
+    assert found(result) == [f"{link}#snippet" for link in links]
 
 
 def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path, monkeypatch) -> None:
@@ -211,18 +166,18 @@ http://[::1/ http:///etc/passwd file:///etc/passwd javascript:alert(1) example.o
 """
 
 
-@pytest.mark.parametrize("address", [*ODD.split(), f"http://{'a' * 64}.org/", "http://example.org/\ud800", ""])
-def test_addresses_of_this_machine_and_of_no_web_page_never_reach_the_reader(api, tmp_path, address) -> None:
+def test_addresses_of_this_machine_and_of_no_web_page_never_reach_the_reader(api, tmp_path) -> None:
     retriever = open_web(str(tmp_path), settings(api.url), never)
-    assert read(retriever, address) == ()
-    assert asyncio.run(retriever.get([ChunkId(address), ChunkId(f"{address}#snippet")])) == ()
+    for address in (*ODD.split(), f"http://{'a' * 64}.org/", "http://example.org/\ud800", ""):
+        assert read(retriever, address) == (), address
+        assert asyncio.run(retriever.get([ChunkId(address), ChunkId(f"{address}#snippet")])) == ()
+        url = page_url(address)
+        assert url is None or not may_read(url, ["example.org", "1", "0.0.1"]), address
     assert api.requests == 0
-    url = page_url(address)
-    assert url is None or not may_read(url, ["example.org", "1", "0.0.1"])
 
 
 def test_a_local_host_is_read_where_it_is_listed_itself(api, tmp_path) -> None:
-    api.read_answer = answering(body=b"inside")
+    api.read = answering("inside")
     for address, host in (("http://127.0.0.1:9/x", "127.0.0.1"), ("http://[::1]/x", "::1"), ("http://wiki/x", "wiki")):
         assert read(opened(tmp_path, api.url), address) == ()
         (chunk,) = read(opened(tmp_path, api.url, f'machine.web.hosts=["{host}"]'), address)
@@ -251,9 +206,7 @@ def test_a_normalised_address_stays_as_it_is(text) -> None:
 
 
 def test_a_page_is_read_in_chunks(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url)
-    chunks = read(retriever, "https://EXAMPLE.org/ada#life")
-    assert len(chunks) == 4
+    chunks = read(opened(tmp_path, api.url), "https://EXAMPLE.org/ada#life")
     assert [chunk.chunk_id for chunk in chunks] == [f"{ADA}#{index}" for index in range(4)]
     assert {(chunk.doc_id, chunk.title) for chunk in chunks} == {(ADA, "")}
     assert " ".join(chunk.text for chunk in chunks) == PAGES[ADA].strip()
@@ -264,9 +217,9 @@ def test_a_page_is_read_in_chunks(api, tmp_path) -> None:
 WARNED = "Title: Oops\n\nWarning: Target URL returned error {}: No\n\nMarkdown Content:\nSorry."
 
 
-@pytest.mark.parametrize("answer", [answering(404), answering(410), answering(body=WARNED.format(404).encode())])
+@pytest.mark.parametrize("answer", [answering("", 404), answering("", 410), answering(WARNED.format(404))])
 def test_a_page_that_does_not_exist_is_an_answer_and_is_remembered(api, tmp_path, answer) -> None:
-    api.read_answer = answer
+    api.read = answer
     retriever = opened(tmp_path, api.url)
     assert read(retriever, ADA) == read(retriever, ADA) == ()
     assert api.reads == [ADA]
@@ -277,95 +230,60 @@ def test_the_head_of_a_page_gives_its_title_and_tells_of_an_error_of_the_site(ap
     (chunk,) = read(retriever, BYRON)
     assert (chunk.chunk_id, chunk.title) == (BYRON, "Lord Byron")
     assert chunk.text == "Byron was a poet. He died in Missolonghi."
-    api.read_answer = answering(body=WARNED.format(503).encode())
+    api.read = answering(WARNED.format(503))
     assert read(retriever, ADA) == RetrievalFault("the page reader was answered 503 by the site")
-    api.read_answer = answering(body=b"Title: E\n\nMarkdown Content:\nWarning: Target URL returned error 503 \xe2\x82")
+    api.read = answering(b"Title: E\n\nMarkdown Content:\nWarning: Target URL returned error 503 \xe2\x82")
     (chunk,) = read(retriever, ADA)
     assert chunk.text == "Warning: Target URL returned error 503 \ufffd"
 
 
-def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path, monkeypatch) -> None:
+def test_a_long_page_is_cut_at_the_border_of_a_character(api, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 100_001)
-    sent = []
-
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        try:
-            while True:
-                await response.write("ä".encode() * 20_000)
-                sent.append(40_000)
-        except ConnectionError:
-            return response
-
-    api.read_answer = endless
-    chunks = read(opened(tmp_path, api.url, "index.chunk_tokens=100000"), ADA)
-    assert [chunk.text for chunk in chunks] == ["ä" * 50_000]
-    assert sum(sent) < 20_000_000
-
-
-async def torn(request: web.Request) -> web.StreamResponse:
-    """Promises more than it sends, then hangs up."""
-    response = web.StreamResponse(headers={"Content-Length": "1000"})
-    await response.prepare(request)
-    await response.write(b'{"organic": []}')
-    request.transport.close()
-    return response
-
-
-async def dripping(request: web.Request) -> web.StreamResponse:
-    """A byte now and then, each well within any limit between two bytes."""
-    response = web.StreamResponse()
-    await response.prepare(request)
-    with suppress(ConnectionError):
-        for _ in range(100):
-            await response.write(b" ")
-            await asyncio.sleep(0.02)
-    return response
+    api.read = answering("ä" * 200_000)
+    (chunk,) = read(opened(tmp_path, api.url, "index.chunk_tokens=100000"), ADA)
+    assert chunk.text == "ä" * 50_000
 
 
 FAULTS = {
-    "answered 401 (is its key right?)": answering(401),
-    "answered 429 (too many requests)": answering(429),
-    "answered 500": answering(500, b'{"organic": []}'),
-    "answered 302": answering(302, Location="/elsewhere"),
-    "failed: RemoteProtocolError": torn,
-    "gave no answer within 0.15 s": dripping,
+    "answered 401 (is its key right?)": answering("", 401),
+    "answered 429 (too many requests)": answering("", 429),
+    "answered 500": answering('{"organic": []}', 500),
+    "answered 302": answering("", 302, Location="/elsewhere"),
+    "failed: RemoteProtocolError": answering('{"organic": []}', **{"Content-Length": "1000"}),
+    "gave no answer within 0.15 s": answering(after=0.5),
 }
 
 
 @pytest.mark.parametrize("message", FAULTS)
 def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, message, monkeypatch) -> None:
     monkeypatch.setattr("harness1.retrieval.engines.web.TIMEOUT_S", 0.15)
-    api.search_answer = api.read_answer = FAULTS[message]
+    api.search = api.read = FAULTS[message]
     retriever = opened(tmp_path, api.url)
     assert ask(retriever) == RetrievalFault(f"the search API {message}")
     assert read(retriever, ADA) == RetrievalFault(f"the page reader {message}")
-    assert api.elsewhere == 0
-    api.search_answer = api.read_answer = None
+    assert api.reads == [ADA], "no redirect is followed"
+    api.search, api.read = listing(*RESULTS), page
     assert len(found(ask(retriever))) == 3
     assert len(read(retriever, ADA)) == 4
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"<html>busy</html>", b'{"organic": [', b'{"message": "not enough credits"}'),
-        *(b'{"organic": [{"link": 7}]}', b'{"organic": [{"title": "\xff"}]}'),
-        b'{"organic": [], "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"organic": [], "more": "' + b"x" * 300_000 + b'"}',
-    ],
-    ids=range(8),
+MALFORMED = (
+    *(b"", b"<html>busy</html>", b'{"organic": [', b'{"message": "not enough credits"}', b'{"organic": [{"link": 7}]}'),
+    *(b'{"organic": [{"title": "\xff"}]}', b'{"organic": [], "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
 )
-def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body, monkeypatch) -> None:
+
+
+def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 250_000)
-    api.search_answer = answering(body=body)
-    told = "gave more than 250000 bytes" if len(body) > 250_000 else "gave a malformed answer"
-    assert ask(opened(tmp_path, api.url)) == RetrievalFault(f"the search API {told}")
+    for body in MALFORMED:
+        api.search = answering(body)
+        assert ask(opened(tmp_path, api.url)) == RetrievalFault("the search API gave a malformed answer"), body[:50]
+    api.search = answering(b'{"organic": [], "more": "' + b"x" * 300_000 + b'"}')
+    assert ask(opened(tmp_path, api.url)) == RetrievalFault("the search API gave more than 250000 bytes")
 
 
 def test_an_api_that_finds_nothing_has_answered_and_a_query_is_asked_as_text(api, tmp_path) -> None:
-    api.search_answer = answering(body=b'{"organic": []}')
+    api.search = listing()
     retriever = opened(tmp_path, api.url)
     assert found(ask(retriever)) == found(ask(retriever)) == found(ask(retriever, " ")) == []
     assert found(ask(retriever, " ada \ud800\n")) == []
@@ -373,21 +291,16 @@ def test_an_api_that_finds_nothing_has_answered_and_a_query_is_asked_as_text(api
 
 
 def test_a_failing_request_does_not_fail_the_others(api, tmp_path) -> None:
-    async def some(request: web.Request) -> web.Response:
-        asked = await request.json()
-        return web.Response(status=500) if asked["q"] == "bad" else web.json_response({"organic": RESULTS})
-
-    api.search_answer = some
-    retriever = opened(tmp_path, api.url)
-    ask(retriever)
+    api.search = lambda asked: (500, {}, b"") if b"bad" in asked.body else listing(*RESULTS)(asked)
     requests = [SearchRequest(query=query, k=3) for query in ("ada", "bad", "byron")]
-    answers = asyncio.run(retriever.search([*requests, SearchRequest(query="ada", k=3, deadline=-1)]))
+    requests.append(SearchRequest(query="ada", k=3, deadline=-1))
+    answers = asyncio.run(opened(tmp_path, api.url).search(requests))
     assert [type(answer) for answer in answers] == [SearchResult, RetrievalFault, SearchResult, RetrievalFault]
     assert answers[3] == RetrievalFault("deadline")
 
 
 def test_a_search_ends_at_its_deadline_and_its_late_answer_is_kept(api, tmp_path) -> None:
-    api.search_answer = after(0.1, b'{"organic": [{"link": "https://example.org/late"}]}')
+    api.search = answering('{"organic": [{"link": "https://example.org/late"}]}', after=0.1)
     retriever = opened(tmp_path, api.url)
 
     async def twice() -> list[Any]:
@@ -401,7 +314,7 @@ def test_a_search_ends_at_its_deadline_and_its_late_answer_is_kept(api, tmp_path
 
 
 def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
-    api.read_answer = after(0.05, b"page")
+    api.read = answering("page", after=0.05)
     retriever = opened(tmp_path, api.url)
 
     async def together() -> list[Any]:
@@ -414,16 +327,16 @@ def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
     assert api.reads == [ADA]
 
 
-def test_chunks_once_seen_are_got_again(api, tmp_path) -> None:
+def test_chunks_once_seen_are_got_again_and_a_snippet_as_it_was_first_shown(api, tmp_path) -> None:
     retriever = opened(tmp_path, api.url)
     hits = [hit.chunk for hit in ask(retriever).hits]
+    api.search = listing({"link": ADA, "snippet": "another"})
+    assert [hit.chunk.text for hit in ask(retriever, "again").hits] == ["another"]
     pages = [*read(retriever, ADA), *read(retriever, TOWN)]
     count = api.requests
     wanted = [pages[2], hits[1], pages[4], hits[0]]
-    unseen = [
-        ChunkId(name) for name in ("https://example.org/new", f"{BYRON}#0", f"{ADA}#9", f"{ADA}#", "no", "\ud800")
-    ]
-    ids = [unseen[0], *(chunk.chunk_id for chunk in wanted), *unseen[1:]]
+    unseen = ("https://example.org/new", f"{BYRON}#0", f"{ADA}#9", f"{ADA}#", "no", "\ud800")
+    ids = [ChunkId(unseen[0]), *(chunk.chunk_id for chunk in wanted), *map(ChunkId, unseen[1:])]
     assert list(asyncio.run(retriever.get(ids))) == wanted
     assert list(asyncio.run(opened(tmp_path, api.url, "machine.web.offline=true").get(ids))) == wanted
     narrow = asyncio.run(opened(tmp_path, api.url, 'machine.web.hosts=["towns.net"]').get(ids))
@@ -431,31 +344,26 @@ def test_chunks_once_seen_are_got_again(api, tmp_path) -> None:
     assert api.requests == count
 
 
-def test_a_snippet_is_got_as_it_was_first_shown(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url)
-    for text in ("first", "second"):
-        api.search_answer = answering(body=f'{{"organic": [{{"link": "{ADA}", "snippet": "{text}"}}]}}'.encode())
-        assert [hit.chunk.text for hit in ask(retriever, text).hits] == [text]
-    (chunk,) = asyncio.run(retriever.get([ChunkId(f"{ADA}#snippet")]))
-    assert chunk.text == "first"
+def test_offline_the_cache_answers_byte_for_byte_and_the_rest_is_a_fault(api, tmp_path, monkeypatch) -> None:
+    def answers(retriever: WebRetriever) -> list[Any]:
+        return [ask(retriever).hits, read(retriever, ADA), read(retriever, "https://example.org/none")]
 
-
-def test_offline_the_cache_answers_byte_for_byte_and_the_rest_is_a_fault(api, tmp_path) -> None:
-    online = opened(tmp_path, api.url)
-    before = (ask(online).hits, read(online, ADA), read(online, "https://example.org/none"))
+    before = answers(opened(tmp_path, api.url))
     count = api.requests
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(MissingExtra, match=r"\[serve\]"):
+        opened(tmp_path, api.url)
     offline = opened(tmp_path, api.url, "machine.web.offline=true", "machine.web.search_key=", "machine.web.read_key=")
-    assert (ask(offline).hits, read(offline, ADA), read(offline, "https://example.org/none")) == before
+    assert answers(offline) == before
     assert ask(offline, "new") == RetrievalFault("offline, and the cache has no answer to this search")
     assert read(offline, BYRON) == RetrievalFault("offline, and the cache has no answer to this page")
     assert api.requests == count
 
 
 def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, monkeypatch) -> None:
-    ask(opened(tmp_path, api.url))
-    for change in ('machine.web.hosts=["example.org"]', f"machine.web.search_url={api.url}/elsewhere"):
-        ask(opened(tmp_path, api.url, change))
-    assert (len(api.searches), api.elsewhere) == (2, 1)
+    for changes in ([], ['machine.web.hosts=["example.org"]'], [f"machine.web.search_url={api.url}/search/2"]):
+        ask(opened(tmp_path, api.url, *changes))
+    assert len(api.searches) == 3
     with monkeypatch.context() as patch:
         patch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 10)
         assert [chunk.text for chunk in read(opened(tmp_path, api.url), ADA)] == [PAGES[ADA][:10]]
@@ -471,31 +379,6 @@ def test_a_torn_file_is_asked_again_online_and_a_fault_offline(api, tmp_path, da
     assert isinstance(read(offline, ADA), RetrievalFault)
     assert read(online, ADA) == read(offline, ADA) == before
     assert api.reads == [ADA, ADA]
-
-
-def test_the_file_of_another_question_is_no_answer(tmp_path) -> None:
-    cache = PageCache(tmp_path)
-    one, other = (WebRequest(kind="page", endpoint="e", subject=name) for name in (ADA, BYRON))
-    cache.put(one, (Page(url=ADA, title="t", text="x"),))
-    (file,) = tmp_path.rglob("*.json")
-    cache.put(other, ())
-    (twin,) = set(tmp_path.rglob("*.json")) - {file}
-    twin.write_bytes(file.read_bytes())
-    assert cache.get(other) is None
-    assert cache.get(one) == (Page(url=ADA, title="t", text="x"),)
-
-
-def test_writers_of_one_folder_never_show_a_part_of_an_answer(tmp_path) -> None:
-    question = WebRequest(kind="page", endpoint="e", subject=ADA)
-    answers = [(Page(url=ADA, title=str(n), text=str(n) * 200_000),) for n in range(2)]
-
-    def write(answer: tuple[Page, ...]) -> bool:
-        cache = PageCache(tmp_path)
-        return all(cache.put(question, answer) or cache.get(question) in answers for _ in range(30))
-
-    with ThreadPoolExecutor(2) as threads:
-        assert all(threads.map(write, answers))
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "replace"])
@@ -519,7 +402,7 @@ def test_keys_are_sent_and_stand_nowhere_else(api, tmp_path) -> None:
     told = [repr(retriever), repr(config), str(web), pretty_repr(config), repr(web.public())]
     told += [path.read_text() for path in (tmp_path / "cache").rglob("*.json")]
     assert len(told) == 10
-    api.search_answer = api.read_answer = answering(403, "".join(KEYS).encode())
+    api.search = api.read = answering("".join(KEYS), 403)
     told += [repr(ask(retriever, "new")), repr(read(retriever, BYRON))]
     for key in KEYS:
         assert any(key in value for headers in api.headers for value in headers.values())
@@ -564,14 +447,6 @@ def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
     assert read(blind, ADA) == RetrievalFault("machine.web.read_url is not set")
 
 
-def test_without_httpx_the_cache_still_answers(api, tmp_path, monkeypatch) -> None:
-    before = ask(opened(tmp_path, api.url)).hits
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(MissingExtra, match=r"\[serve\]"):
-        opened(tmp_path, api.url)
-    assert ask(opened(tmp_path, api.url, "machine.web.offline=true")).hits == before
-
-
 def test_the_hash_names_how_the_web_is_asked_and_not_where_or_by_whom(tmp_path) -> None:
     info = opened(tmp_path, "http://127.0.0.1:1").info
     assert (info.unit, info.documents, info.chunks) == ("document", 0, 0)
@@ -583,17 +458,17 @@ def test_the_hash_names_how_the_web_is_asked_and_not_where_or_by_whom(tmp_path) 
 
 
 def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path) -> None:
-    server = FakeWeb()
+    web = FakeWeb()
     policy = Script(search("ada"), call("read_document", doc_id="D1"), call("fan_out_search", queries=["ada", "byron"]))
 
     def episode(*more: str) -> Episode:
-        config = settings(server.url, *more)
+        config = settings(web.url, *more)
         env = make_env(config.env, retriever=open_web(str(tmp_path), config, on_the_web))
         return asyncio.run(rollout(env, policy, Task("task", "Where did the father of Ada Lovelace die?")))
 
-    with in_thread(server.listening) as server.url:
+    with replying(web) as web.url:
         online = episode()
-        assert server.requests > 0
+        assert web.requests > 0
     offline = episode("machine.web.offline=true")
     assert (online.status, len(online.pool)) == (Status.COMPLETED, 3)
     for name in ("observation", "memory_hash", "context_hash"):
@@ -602,55 +477,36 @@ def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path) -> None:
 
 
 PUBLIC = [("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"), ("64:ff9b::5db8:d70e",)]
-PRIVATE = [
-    *("192.168.1.1 10.1.2.3 ::ffff:10.0.0.1 2002:7f00:1:: 64:ff9b::a9fe:a9fe 64:ff9b:1::1 100.64.0.1".split()),  # noqa: SIM905
-    *("169.254.169.254 fe80::1%eth0 fd00::1 fec0::1 ::127.0.0.1 0.0.0.0 ff02::1 192.0.0.192".split()),  # noqa: SIM905
-    *("2001:0:7f00:1::1", "not an address"),
-]
+PRIVATE = """
+192.168.1.1 10.1.2.3 ::ffff:10.0.0.1 2002:7f00:1:: 64:ff9b::a9fe:a9fe 64:ff9b:1::1 100.64.0.1 169.254.169.254
+fe80::1%eth0 fd00::1 fec0::1 ::127.0.0.1 0.0.0.0 ff02::1 192.0.0.192 2001:0:7f00:1::1 93.184.215.14,127.0.0.1
+224.0.0.1,255.255.255.255
+""".split()  # noqa: SIM905
 
 
-@pytest.mark.parametrize(
-    "addresses",
-    [*PUBLIC, *((each,) for each in PRIVATE), ("93.184.215.14", "127.0.0.1"), ("224.0.0.1", "255.255.255.255"), ()],
-)
-def test_a_name_is_public_if_all_its_addresses_are(api, tmp_path, addresses) -> None:
-    async def resolve(asked: str) -> tuple[str, ...]:
-        assert asked == "some.org"
-        return addresses
-
-    api.read_answer = answering(body=b"a page")
-    answer = read(open_web(str(tmp_path / "any"), settings(api.url), resolve), "https://some.org/x")
-    assert [chunk.text for chunk in answer] == (["a page"] if addresses in PUBLIC else [])
-    assert api.requests == (addresses in PUBLIC)
-    own = open_web(str(tmp_path / "own"), settings(api.url, 'machine.web.hosts=["some.org"]'), never)
-    assert [chunk.text for chunk in read(own, "https://some.org/x")] == ["a page"], "a listed host is the user's"
-
-
-def test_parts_of_listed_domains_are_judged(api, tmp_path) -> None:
-    async def resolve(host: str) -> tuple[str, ...]:
-        return ("127.0.0.1",)
-
-    config = settings(api.url, 'machine.web.hosts=["example.org"]')
-    assert read(open_web(str(tmp_path), config, resolve), "https://localhost.example.org/") == ()
-    assert api.requests == 0
-
-
-def test_a_name_is_judged_each_time_before_its_page_is_read(api, tmp_path) -> None:
-    answers = ["93.184.215.14", "127.0.0.1", "", "93.184.215.14"]
+def test_a_name_is_public_if_all_its_addresses_are_and_judged_each_time_before_its_page_is_read(api, tmp_path) -> None:
+    answers: list[tuple[str, ...]] = []
 
     async def rebinding(host: str) -> tuple[str, ...]:
-        if not (address := answers.pop(0)):
+        assert host.endswith("example.org")
+        if not answers:
             raise OSError("temporary failure in name resolution")
-        return (address,)
+        return answers.pop(0)
 
-    api.read_answer = answering(500)
-    retriever = open_web(str(tmp_path), settings(api.url), rebinding)
-    assert isinstance(read(retriever, ADA), RetrievalFault)
-    assert read(retriever, ADA) == (), "and that a host is not public is not kept"
+    api.read = answering("", 500)
+    retriever = open_web(str(tmp_path / "any"), settings(api.url), rebinding)
+    for addresses in (*(tuple(each.split(",")) for each in PRIVATE), ("not an address",), ()):
+        answers += [addresses, *PUBLIC]
+        assert read(retriever, ADA) == (), addresses
+        for _ in PUBLIC:
+            assert read(retriever, ADA) == RetrievalFault("the page reader answered 500"), "what was judged is not kept"
+    assert len(api.reads) == 2 * (len(PRIVATE) + 2)
     assert read(retriever, ADA) == RetrievalFault("the host example.org cannot be resolved now")
-    api.read_answer = None
-    assert read(retriever, ADA)
-    assert len(api.reads) == 2
+    api.read = answering("a page")
+    listed = settings(api.url, 'machine.web.hosts=["example.org"]')
+    assert read(open_web(str(tmp_path / "own"), listed, never), ADA), "a listed host is the user's"
+    answers.append(("127.0.0.1",))
+    assert read(open_web(str(tmp_path / "own"), listed, rebinding), "https://localhost.example.org/") == ()
 
 
 def test_this_machine_is_not_public_to_its_own_resolver() -> None:
