@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from harness1.config import Data
 from harness1.data import beir, tables
 from harness1.data.benchmarks import READERS, Benchmark
 from harness1.data.corpora import absent_gold, gold_ids
-from harness1.data.leaks import KnownQueries, gold_set
+from harness1.data.leaks import KnownQueries
 from harness1.data.open import open_source
 from harness1.data.origins import origins_of_source
 from harness1.data.source import AbsentGold, DuplicateId, EmptyText, Fault, NoGold, Source, refuse
@@ -49,19 +49,7 @@ class DatasetFault(Record):
     examples: tuple[str, ...]
 
 
-class SharedGold(Record):
-    """What the gold of an evaluation split has in common with that of `train`."""
-
-    split: str
-    documents: int
-    """Documents of the split's gold."""
-    shared: int
-    """Those that are gold of `train` too."""
-    tasks: int
-    """Tasks of `train` whose whole gold set is that of a task of the split."""
-
-
-class DatasetCheck(Record, omit_defaults=False):
+class DatasetCheck(Record):
     """The result of a check; a sound dataset has no findings."""
 
     source: str
@@ -70,9 +58,7 @@ class DatasetCheck(Record, omit_defaults=False):
     """Chunks of the dataset itself; 0 if it is cut when indexed."""
     tasks: dict[str, int]
     """The number of tasks in each split."""
-    findings: tuple[DatasetFault, ...] = ()
-    shared: tuple[SharedGold, ...] = ()
-    """For each evaluation split, if there is a split `train`. That is no fault: learning leaves such tasks out."""
+    findings: tuple[DatasetFault, ...]
 
 
 class _Findings:
@@ -100,8 +86,7 @@ class _Findings:
 
 def check(spec: str, on_document: Callable[[], None] = lambda: None) -> DatasetCheck:
     """Check a dataset: all tasks, then one pass over the documents, of which only digests are kept. `spec`: as
-    `open_source` takes it. `on_document`: called with each document that was looked at. Raises UsageError: there is no
-    such dataset."""
+    `open_source` takes it. `on_document`: called with each document that was looked at."""
     findings = _Findings()
     try:
         source = open_source(spec, findings.fault)
@@ -119,19 +104,13 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> DatasetC
     documents, chunks = _read(source, wanted, findings, on_document)
     _check_gold(source, everything, wanted if source.has_documents else set(), findings)
     _check_leaks(tasks, findings)
-    learned, shared = [gold_set(task.gold) for task in tasks.get(TRAIN, ())], list[SharedGold]()
-    taught = frozenset(chain.from_iterable(learned))
-    for split in HELD_OUT if learned else ():
-        if asked := {gold_set(task.gold) for task in tasks.get(split, ())} - {frozenset()}:
-            own = frozenset(chain.from_iterable(asked))
-            shared.append(SharedGold(split, len(own), len(own & taught), sum(each in asked for each in learned)))
     counts = {split: len(each) for split, each in tasks.items()}
-    return DatasetCheck(spec, documents, chunks, counts, findings.list(), tuple(shared))
+    return DatasetCheck(spec, documents, chunks, counts, findings.list())
 
 
 def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Callable[[], None]) -> tuple[int, int]:
-    """Read every document, and remove those found from `wanted`, or all if the pass was cut short. Return the numbers
-    of documents and chunks."""
+    """Take documents found from `wanted`, or all if the pass was cut short; return the numbers of documents and
+    chunks."""
     texts: dict[bytes, str] = {}
     documents = chunks = 0
     try:
@@ -187,9 +166,9 @@ def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
             known.add(name, query)
 
 
-IMPORT = "data import"
+IMPORT, COPY = "data import", "data copy"
 FORMAT = 1
-"""Counts changes in the files that are written."""
+"""Counts changes in the files that an import writes."""
 
 
 def import_benchmark(
@@ -201,36 +180,38 @@ def import_benchmark(
     force: bool = False,
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Write an official download as a BEIR folder, if that is not done yet, without answers that are to be kept secret;
-    return the numbers of documents, and of tasks in each split. `fault`: handles broken lines and absent gold. `force`:
-    overwrite another import. Raises CorpusError: the download is broken, or has nothing to write; UsageError: the
-    folder holds something else, or cannot be written."""
+    """Write an official download as `copy_dataset` does. `fault`: handles broken lines and absent gold, which raise
+    CorpusError unless it lets them pass."""
     source = READERS[benchmark.name](path, fault)
     inputs = {"benchmark": benchmark.name, "source": source.fingerprint, "format": FORMAT}
-    stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse}, origins=origins_of_source(source))
+    return _write(source, Stage(IMPORT, inputs | {"leave_out": fault is not refuse}), out, fault, force, on_document)
+
+
+def copy_dataset(
+    spec: str, out: Path, *, force: bool = False, on_document: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Write a dataset into a BEIR folder, if that is not done yet, without secret answers; return the numbers of
+    documents, and of tasks in each split. `spec`: as `open_source` takes it. `force`: overwrite another copy."""
+    source = open_source(spec)
+    # Earlier copies name the limits of the part that they are.
+    inputs = {"source": source.fingerprint, "limit": 0, "most_gold": 0}
+    inputs |= {"benchmark": source.name} if source.secret_answers else {}
+    if not source.has_documents:
+        next(source.documents())  # says what to do without them
+    return _write(source, Stage(COPY, inputs), out, refuse, force, on_document)
+
+
+def _write(
+    source: Source, stage: Stage, out: Path, fault: Fault, force: bool, on_document: Callable[[], None]
+) -> dict[str, Any]:
+    """Write documents and then the tasks that they can solve, and the card of the work; return the numbers of both."""
+    stage = replace(stage, origins=origins_of_source(source))
     if not force:
-        refuse_other(stage, out, "import")
+        refuse_other(stage, out, stage.verb.removeprefix("data "))
         if stage.is_done(out) and (found := read_stage(out)):
             return found.outputs
     tasks = [task for split in source.splits for task in source.tasks(split)]
     absent = {name for task in tasks for name in gold_ids(task.gold)} if source.has_documents else set()
-
-    def keep_answerable() -> Iterator[Task]:
-        """Yield the tasks that can be solved with the documents that were written."""
-        for task in tasks:
-            if missing := absent_gold(task.gold, absent) if task.gold else None:
-                fault(AbsentGold(f"{path}: query {task.task_id!r} should find {missing}, which was left out"))
-            else:
-                yield task
-
-    return _write(source, keep_answerable(), stage, out, absent, on_document)
-
-
-def _write(
-    source: Source, tasks: Iterable[Task], stage: Stage, out: Path, absent: set[str], on_document: Callable[[], None]
-) -> dict[str, Any]:
-    """Write documents and then tasks, without secret answers, and the card of the work; return the numbers of both.
-    Ids that were written leave `absent`."""
     counts: dict[str, Any] = {"documents": 0, "tasks": dict.fromkeys(source.splits, 0)}
 
     def documents() -> Iterator[Document]:
@@ -242,45 +223,18 @@ def _write(
         if source.has_documents and not counts["documents"]:
             raise CorpusError(f"{source.label} holds no documents")
 
-    def count_tasks() -> Iterator[Task]:
+    def solvable() -> Iterator[Task]:
         for task in tasks:
-            counts["tasks"][task.split] += 1
-            yield without_answers(task) if source.secret_answers else task
+            if fault is not refuse and task.gold and (missing := absent_gold(task.gold, absent)):
+                fault(AbsentGold(f"{source.label}: query {task.task_id!r} should find {missing}, which was left out"))
+            else:
+                counts["tasks"][task.split] += 1
+                yield (
+                    replace(task, gold=replace(task.gold, answers=())) if source.secret_answers and task.gold else task
+                )
 
+    clear(out, stage.verb, beir.CORPUS, beir.QUERIES, beir.QRELS, keep_card=True)
     with under_way(stage, out):
-        beir.write(out, documents(), count_tasks())
+        beir.write(out, documents(), solvable())
         stage.write(out, status="finished", outputs=counts)
     return counts
-
-
-def without_answers(task: Task) -> Task:
-    """Return a task as it may be written where the answers of its source are secret."""
-    if task.gold is None:
-        return task
-    return msgspec.structs.replace(task, gold=msgspec.structs.replace(task.gold, answers=()))
-
-
-COPY = "data copy"
-
-
-def copy_dataset(
-    spec: str, out: Path, *, force: bool = False, on_document: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """Write a dataset into a BEIR folder, if that is not done yet, without secret answers; return the numbers of
-    documents, and of tasks in each split. `spec`: as `open_source` takes it. `force`: overwrite another copy. Raises
-    CorpusError: the dataset is broken, or has no document; UsageError: there is no such dataset, or the folder holds
-    something else or cannot be written."""
-    source = open_source(spec)
-    # Earlier copies name the limits of the part that they are.
-    inputs = {"source": source.fingerprint, "limit": 0, "most_gold": 0}
-    inputs |= {"benchmark": source.name} if source.secret_answers else {}
-    stage = Stage(COPY, inputs, origins=origins_of_source(source))
-    if not force:
-        refuse_other(stage, out, "copy")
-        if stage.is_done(out) and (found := read_stage(out)):
-            return found.outputs
-    if not source.has_documents:
-        next(source.documents())  # says what to do without them
-    tasks = [task for split in source.splits for task in source.tasks(split)]
-    clear(out, COPY, beir.CORPUS, beir.QUERIES, beir.QRELS, keep_card=True)
-    return _write(source, tasks, stage, out, set(), on_document)

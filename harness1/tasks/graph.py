@@ -27,8 +27,7 @@ _APART = re.compile(rf"[-*•·#>=~+]|\d+[.)] |\(?[a-z]\) |\.\. |.*(?:{_TABLE.pa
 
 
 def join_lines(text: str) -> str:
-    """Return a text with the lines of each paragraph joined: sentences would end at their borders. Lines of lists,
-    tables, code and headings stay apart, blank ones go."""
+    """Return a text with the lines of each paragraph joined: sentences would end at their borders."""
     paragraphs, bare = [""], ""
     for line in map(str.strip, text.splitlines()):
         is_apart = not bare or not line or bare.endswith(_ENDS) or _APART.match(line) or _TABLE.search(bare)
@@ -282,8 +281,8 @@ def leans(sentence: str) -> bool:
 
 
 def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield sentences that stand alone, with their passage and their names: one of each passage in random order, then a
-    second of each, up to `ROUNDS`. A sentence that is too long gives a part."""
+    """Yield sentences that stand alone, with their passage and their names: one of each passage in random order,
+    then a second of each, up to `ROUNDS`."""
     order = list(range(len(graph.passages)))
     rng.shuffle(order)
     fit = {place: rng.sample(graph.quotable[place], len(graph.quotable[place])) for place in order}

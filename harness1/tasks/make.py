@@ -12,7 +12,6 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from harness1.config import Config
@@ -23,7 +22,6 @@ from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.memory import sentences
 from harness1.memory.question import head, normalise_name
-from harness1.models.spec import policy_origins
 from harness1.plain import digest
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -33,7 +31,6 @@ from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_othe
 from harness1.tasks import drafts as forms
 from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
 from harness1.tasks.graph import YEAR, CorpusGraph, Passage, holds_name, is_whole_name
-from harness1.tasks.questions import REPLIES, QuestionWriter
 
 SEARCHED = 20  # documents that are read for each piece of evidence
 ALIKE = 0.6  # share of the words of two sentences in common above which one says what the other does
@@ -53,9 +50,8 @@ class GoldReader:
         self._said: dict[int, list[Said]] = {}
 
     async def with_gold(self, drafts: Iterator[Draft]) -> AsyncIterator[Draft]:
-        """Yield the drafts that have a clear gold: their own passages, and others that say the same. It is not clear if
-        a passage holds the names of a need apart from each other, which leaves open whether it answers, or if too many
-        answer. Raises InfrastructureFault: the index does not answer."""
+        """Yield the drafts that have a clear gold: their own passages, and others that say the same. It is not clear
+        if a passage holds the names of a need apart from each other, or if too many answer."""
         while batch := list(islice(drafts, BATCH)):
             needs = [(at, need) for at, draft in enumerate(batch) for need in draft.needs]
             found = await self._near([need.quoted or " ".join(need.names) for _, need in needs])
@@ -157,10 +153,9 @@ def make_tasks(
     seed: int,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Task]:
-    """Return tasks over a corpus, each with its split; the same arguments give the same tasks. `retriever`: searches
-    the same corpus by BM25. `count`: the number of tasks; fewer are returned if the corpus does not give so many.
-    `on_task`: called with the number of tasks that hold so far, and the number looked for. Raises CorpusError: the
-    corpus gives no task; InfrastructureFault: the index does not answer."""
+    """Return tasks over a corpus, each with its split; the same arguments give the same tasks, and fewer than
+    `count` if the corpus does not give so many. `retriever`: searches the same corpus by BM25. `on_task`: called
+    with the number of tasks so far, and the number looked for."""
     graph = CorpusGraph(documents)
     tasks = asyncio.run(_choose(graph, GoldReader(graph, retriever), count, seed, on_task))
     if not tasks:
@@ -177,37 +172,35 @@ def _task_of(graph: CorpusGraph, draft: Draft, split: str) -> Task:
         "links": list(draft.links),
         "reach": round(draft.reach, 4),
         "difficulty": len(chain) + (draft.reach < 1),
-        "origin": "template",
     }
     gold = Gold(dict.fromkeys(draft.gold, 1), answers=(draft.answer,) if draft.answer else ())
     return Task(f"{draft.kind}-{digest(draft.question)[:10]}", draft.question, split, gold, metadata)
 
 
-Makers = Mapping[str, Callable[[CorpusGraph, random.Random], Iterator[Draft]]]  # by the seed's word for a form
-FORMS: Mapping[str, Makers] = {
+Maker = Callable[[CorpusGraph, random.Random], Iterator[Draft]]
+FORMS: Mapping[str, Mapping[str, Maker]] = {
     SINGLE: {"single": forms.single_drafts, "gap": forms.gap_drafts, "described": forms.description_drafts},
     BRIDGE: {"chain": forms.chain_drafts, "quoted": forms.quote_chain_drafts, "lead": forms.lead_drafts},
     COMPARISON: {"comparison": forms.comparison_drafts},
     INTERSECTION: {"shared": forms.pair_drafts},
-    CLAIM: {"claim": forms.claim_drafts, "changed": forms.change_drafts},
+    CLAIM: {"changed": forms.change_drafts},
     ASPECT: {"aspect": forms.aspect_drafts},
-}
+}  # what makes the drafts of each kind, by the seed's word for a form
+
+
+def _in_turn(graph: CorpusGraph, makers: Mapping[str, Maker], seed: int) -> Iterator[Draft]:
+    for drafts in zip_longest(*(make(graph, random.Random(f"{seed}/{form}")) for form, make in makers.items())):
+        yield from filter(None, drafts)
 
 
 async def _choose(
     graph: CorpusGraph, reader: GoldReader, wanted: int, seed: int, on_task: Callable[[int, int], None]
 ) -> list[Task]:
-    def begin(makers: Makers) -> Iterator[Draft]:
-        return _in_turn(*(make(graph, random.Random(f"{seed}/{form}")) for form, make in makers.items()))
-
-    rounds = [FORMS, {SINGLE: {"excerpt": forms.excerpt_drafts}}]  # the last where the others do not suffice
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
     counts, verdicts = dict.fromkeys(WEIGHTS, 0), dict.fromkeys(VERDICTS, 0)
     tasks: list[Task] = []
-    drafts: dict[str, AsyncIterator[Draft]] = {}
-    while (drafts or rounds) and len(tasks) < wanted:
-        if not drafts:
-            drafts = {kind: reader.with_gold(begin(makers)) for kind, makers in rounds.pop(0).items()}
+    drafts = {kind: reader.with_gold(_in_turn(graph, makers, seed)) for kind, makers in FORMS.items()}
+    while drafts and len(tasks) < wanted:
         kind = min(drafts, key=lambda name: counts[name] / WEIGHTS[name])
         draft = await anext(drafts[kind], None)
         if draft is None:
@@ -236,14 +229,8 @@ def _holds(graph: CorpusGraph, draft: Draft, known: KnownQueries) -> bool:
     return not is_told and known.match(draft.question) is None
 
 
-def _in_turn(*each_form: Iterator[Draft]) -> Iterator[Draft]:
-    for drafts in zip_longest(*each_form):
-        yield from filter(None, drafts)
-
-
 VERB = "tasks make"
-TEMPLATE = "template"
-FORMAT = 7  # counts changes in the tasks that are made of a corpus
+FORMAT = 8  # counts changes in the tasks that are made of a corpus
 
 
 def write_tasks(
@@ -254,22 +241,15 @@ def write_tasks(
     *,
     count: int,
     seed: int,
-    writer: QuestionWriter | None = None,
     force: bool = False,
-    on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts, and what a
-    writer cost. `writer`: a model that writes the questions anew; None leaves those of the templates. `on_reply`,
-    `on_task`: as in `rewrite` and `make_tasks`. Raises UsageError: the folder holds something else or cannot be
-    written, the documents are on the web, or the writer would refuse every request; CorpusError: the corpus cannot be
-    read, or gives no task; InfrastructureFault: the index or the writer does not answer; the same call goes on."""
+    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts. Raises
+    UsageError: the folder holds something else, or the documents are on the web; otherwise as `make_tasks`."""
     if not source.has_documents:
         raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}
-    inputs["writer"] = TEMPLATE if writer is None else writer.name
-    wrote = policy_origins(writer.name) if writer is not None else ()
-    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), searched_origins(index), wrote))
+    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), searched_origins(index)))
     if not force:
         refuse_other(stage, out, "set of tasks")
         if stage.is_done(out) and (done := read_stage(out)):
@@ -285,13 +265,7 @@ def write_tasks(
         "one_search": sum(task.metadata["reach"] == 1 for task in tasks),
         "left_out": len(source.problems),
     }
-    if force:
-        (out / REPLIES).unlink(missing_ok=True)
     with under_way(stage, out):
-        if writer is not None:
-            titles = {document.doc_id: document.title for document in documents}
-            tasks, written = writer.rewrite(tasks, titles, out, on_reply)
-            outputs["writer"] = msgspec.to_builtins(written)
         beir.write(out, documents, tasks)
         stage.write(out, status="finished", outputs=outputs)
     return outputs

@@ -1,24 +1,19 @@
-"""Tables and archives of a few kilobytes may inflate to anything: they are read or refused, within bounds."""
+"""Tables of a few kilobytes may inflate to anything: they are read or refused, within bounds."""
 
 from __future__ import annotations
 
-import io
-import shutil
-import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import strategies as st
 from pyarrow.parquet import write_table
 
 from harness1.data import tables
 from harness1.data.apart import ReadApart
 from harness1.data.contents import Unreadable
-from harness1.data.dataset_cache import unpack
-from harness1.errors import CorpusError, UsageError
+from harness1.errors import CorpusError
 from tests.attack.attack import Attack
 from tests.attack.test_inputs import mutated
 from tests.data import hostile
@@ -92,54 +87,3 @@ def test_a_mutated_parquet_file_is_read_or_refused(attack: Attack, tmp_path: Pat
         attack.try_all(mutated(whole), survives, 2_000)
     assert not ends["wrong"]
     attack.report("inputs parquet", inputs=attack.times(2_000), **ends)
-
-
-LONG = "/".join(["a" * 200] * 40)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["a" * 300],
-        [LONG],
-        [""],
-        ["."],
-        ["./."],
-        ["a", "a/b"],
-        ["a/b", "a"],
-        ["a", "./a"],
-        ["a/", "a"],
-    ],
-    ids=lambda names: " ".join(each[:8] for each in names) or "empty",
-)
-def test_an_archive_of_odd_names_is_refused_in_a_line(tmp_path: Path, names: list[str]) -> None:
-    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
-        for name in names:
-            archive.writestr(zipfile.ZipInfo(name), "x")
-    if names == ["a/", "a"]:  # the folder is nothing to unpack
-        unpack(tmp_path / "odd.zip", tmp_path / "into")
-        return
-    with pytest.raises(UsageError):
-        unpack(tmp_path / "odd.zip", tmp_path / "into")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_mutated_archive_is_unpacked_or_refused(attack: Attack, tmp_path: Path, method: int) -> None:
-    packed, ends = io.BytesIO(), Counter[str]()
-    with zipfile.ZipFile(packed, "w", method) as archive:
-        archive.writestr("tiny/corpus.jsonl", '{"_id":"a"}\n' * 50)
-        archive.writestr("tiny/q/ä.tsv", "x")
-
-    def survives(data: bytes) -> None:
-        (tmp_path / "a.zip").write_bytes(data)
-        try:
-            unpack(tmp_path / "a.zip", tmp_path / "into")
-            ends["unpacked"] += 1
-        except UsageError:
-            ends["refused"] += 1
-        finally:
-            shutil.rmtree(tmp_path / "into", ignore_errors=True)
-        assert [each.name for each in tmp_path.iterdir()] == ["a.zip"]
-
-    attack.try_all(st.one_of(mutated(packed.getvalue())), survives, 1_000)
-    attack.report(f"inputs zip {method}", inputs=attack.times(1_000), **ends)

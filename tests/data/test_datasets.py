@@ -3,12 +3,12 @@
 import gzip
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from harness1.data import beir, tables
 from harness1.data.benchmarks import BENCHMARKS
-from harness1.data.datasets import FINDINGS, SHOWN, SharedGold, check, copy_dataset, import_benchmark
+from harness1.data.datasets import FINDINGS, SHOWN, check, copy_dataset, import_benchmark
 from harness1.data.open import open_source
 from harness1.data.source import AbsentGold
 from harness1.errors import CorpusError, UsageError
@@ -17,6 +17,8 @@ from harness1.retrieval.corpus import Document, GivenChunk
 from harness1.runs.files import read_stage
 from tests.data.benchmarks import official
 from tests.data.benchmarks.official import ALL, SECRET, Official
+
+pytestmark = pytest.mark.usefixtures("parquet_here")
 
 
 def document(name: str, text: str) -> Document:
@@ -29,18 +31,6 @@ def task(name: str, query: str, *relevant: str, split: str = "test") -> Task:
 
 def found(folder: Path) -> dict[str, list[str]]:
     return {finding.kind: list(finding.examples) for finding in check(str(folder)).findings}
-
-
-@pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
-def test_nothing_is_wrong_with_a_sound_benchmark_nor_with_gold_on_the_web(each, tmp_path: Path) -> None:
-    report = check(f"{each.name}:{each.make(tmp_path / 'a')}")
-    assert report.findings == ()
-    assert report.tasks[each.split] == 2
-    assert report.documents >= 3
-    assert (report.chunks > 0) == (each.name in ("web", "patents", "sec"))
-    if each.name in ("seal0", "frames"):
-        folder = each.make(tmp_path / "b", lambda questions, corpus: corpus.clear())
-        assert check(f"{each.name}:{folder}").findings == ()
 
 
 def test_every_kind_of_fault_is_found(tmp_path: Path) -> None:
@@ -112,48 +102,28 @@ def test_what_a_pass_leaves_out_is_told(tmp_path: Path) -> None:
     assert found(tmp_path) == {"left_out": ["b.txt: no text in it"]}
 
 
-def test_a_report_lists_findings_though_there_are_none(tmp_path: Path) -> None:
-    beir.write(tmp_path, [document("a", "x")], [task("t", "Q?", "a")])
-    told = {"source": str(tmp_path), "documents": 1, "chunks": 0, "tasks": {"test": 1}, "findings": [], "shared": []}
-    assert msgspec.json.decode(msgspec.json.encode(check(str(tmp_path)))) == told
-
-
-def test_gold_that_train_shares_with_an_evaluation_split_is_counted(tmp_path: Path) -> None:
-    names = [str(number) for number in range(6)]
-    tasks = [
-        task("t1", "Who?", "0", "1"),
-        task("t2", "Where?", "2"),
-        task("d1", "When?", "3", split="dev"),
-        task("l1", "What is it?", "1", "0", split="train"),
-        task("l2", "How is it?", "0", "2", split="train"),
-        task("l3", "Why is it?", "1", "0", split="train"),
-    ]
-    beir.write(tmp_path, [document(name, f"text {name}") for name in names], tasks)
-    report = check(str(tmp_path))
-    assert report.shared == (SharedGold("test", 3, 3, 2), SharedGold("dev", 1, 0, 0))
-    assert report.findings == ()
-
-
-EVERY = pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
-
-
-def without_answers(tasks: list[Task]) -> list[Task]:
-    return [msgspec.structs.replace(task, gold=msgspec.structs.replace(task.gold, answers=())) for task in tasks]
-
-
-@EVERY
-def test_an_import_reads_as_the_download_does(each: Official, tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
+def test_nothing_is_wrong_with_a_sound_benchmark_and_an_import_reads_as_the_download_does(
+    each: Official, tmp_path: Path
+) -> None:
     folder = each.make(tmp_path / "official")
-    counts = import_benchmark(BENCHMARKS[each.name], folder, tmp_path / "out")
-    direct, made = open_source(f"{each.name}:{folder}"), open_source(str(tmp_path / "out"))
-    assert made.kind == "beir"
-    assert list(made.documents()) == list(direct.documents())
-    for split in direct.splits:
-        expected = direct.tasks(split)
-        assert counts["tasks"][split] == len(expected)
-        kept = without_answers(expected) if direct.secret_answers else expected
+    report = check(f"{each.name}:{folder}")
+    assert report.findings == ()
+    assert (report.chunks > 0) == (each.name in ("web", "patents", "sec"))
+    direct = open_source(f"{each.name}:{folder}")
+    documents, tasks = list(direct.documents()), {split: direct.tasks(split) for split in direct.splits}
+    counts = {split: len(some) for split, some in tasks.items()}
+    assert (report.documents, report.tasks) == (len(documents), counts)
+    assert import_benchmark(BENCHMARKS[each.name], folder, tmp_path / "out") == {
+        "documents": len(documents),
+        "tasks": counts,
+    }
+    made = open_source(str(tmp_path / "out"))
+    assert list(made.documents()) == documents
+    for split, expected in tasks.items():
+        secret = direct.secret_answers
+        kept = [replace(task, gold=replace(task.gold, answers=())) if secret else task for task in expected]
         assert (made.tasks(split) if expected else []) == kept
-    assert counts["documents"] == len(list(direct.documents()))
 
 
 def test_answers_that_are_secret_are_written_nowhere(tmp_path: Path) -> None:
@@ -170,6 +140,7 @@ def test_questions_without_documents_are_imported_for_an_index_elsewhere(tmp_pat
     assert import_benchmark(BENCHMARKS["seal0"], folder, tmp_path / "out") == {"documents": 0, "tasks": {"test": 2}}
     made = open_source(str(tmp_path / "out"))
     assert (len(made.tasks("test")), made.has_documents) == (2, False)
+    assert check(f"seal0:{folder}").findings == ()
 
 
 def test_an_import_takes_official_questions_in_a_folder_that_has_judgements_too(tmp_path: Path) -> None:
