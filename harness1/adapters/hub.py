@@ -18,7 +18,7 @@ from harness1.data.beir import CORPUS, QRELS, QUERIES
 from harness1.data.benchmarks import BENCHMARKS
 from harness1.data.dataset_cache import Progress
 from harness1.data.origins import UNKNOWN, origins_of
-from harness1.data.tables import blocks
+from harness1.data.tables import pieces
 from harness1.data.walk import Walk
 from harness1.episodes.single import ASKED
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError, optional
@@ -32,8 +32,8 @@ from harness1.runs.journal import EPISODES, TOKENS, check_lines, read_lines
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN
 from harness1.training.log import LOG
 
-OVERLAP = 4096
-"""Bytes that are looked at twice where a file is read in blocks, so that no key is cut."""
+OVERLAP, BLOCK = 4096, 1 << 20
+"""Bytes that are looked at twice where a file is read in blocks, so that no key is cut; and bytes of a block."""
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 """How files of gzip, zip, bzip2, xz and Zstandard begin."""
 HEADER = 1 << 27
@@ -220,7 +220,7 @@ def _texts(path: Path) -> Iterator[tuple[bytes, bytes]]:
             yield b"", file.read(min(int.from_bytes(file.read(8), "little"), HEADER))
         return
     before = b""
-    for block in blocks(path):
+    for block in pieces(path, lambda file: file.read(BLOCK)):
         yield before, block
         before = block[-OVERLAP:]
 

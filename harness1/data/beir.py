@@ -5,7 +5,7 @@ fact, the chunk ids any one of which states it), `answer_facts` (positions in `f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from harness1.data import tables
 from harness1.data.source import DuplicateId, Fault, refuse
-from harness1.data.trec import grade_of
+from harness1.data.trec import relevant_of
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -44,12 +44,11 @@ def splits(folder: Path) -> tuple[str, ...]:
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """Return the tasks of a split that have a relevant document, in the order of the query file. Raises CorpusError: a
-    file is missing; or, unless `fault` lets that pass, a line is broken or contradicts an earlier one, or a judged
-    query is not in the query file."""
+    """Return the tasks of a split that have a relevant document, in the order of the query file. Raises CorpusError:
+    a file is missing; or, unless `fault` lets that pass, a line is broken or contradicts another."""
     if split not in splits(folder):
         raise CorpusError(f"{folder} has no split {split!r}; it has: {', '.join(splits(folder)) or 'none'}")
-    relevant = _relevant(_existing(folder, f"{QRELS}/{split}.tsv"), fault)
+    relevant = relevant_of(_judgements(_existing(folder, f"{QRELS}/{split}.tsv"), fault), fault)
     tasks: dict[str, Task] = {}
     for where, row in tables.rows([_existing(folder, QUERIES)], fault):
         try:
@@ -66,24 +65,13 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     return list(tasks.values())
 
 
-def _relevant(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
-    """Return the documents with a grade above 0 of every query that has any."""
-    grades, relevant = dict[tuple[str, str], int](), dict[str, dict[DocId, int]]()
+def _judgements(path: Path, fault: Fault) -> Iterator[tuple[str, str, str, str]]:
     for number, line in tables.numbered_lines(path, fault):
         fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-        if fields == [""] or (number == 1 and fields[-1] == "score"):
-            continue
-        try:
-            task_id, doc_id, text = fields
-            grade = grade_of(text)
-        except ValueError:
+        if len(fields) == 3 and (number > 1 or fields[-1] != "score"):
+            yield f"{path}:{number}", fields[0], fields[1], fields[2]
+        elif len(fields) != 3 and fields != [""]:
             fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
-            continue
-        if grades.setdefault((task_id, doc_id), grade) != grade:
-            fault(DuplicateId(f"{path}:{number}: {doc_id!r} was given another grade for query {task_id!r} before"))
-        elif grade > 0:
-            relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
-    return relevant
 
 
 def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:

@@ -35,16 +35,13 @@ HOTPOT_FILES = {
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:
-    """Open HotpotQA (Yang et al. 2018): questions over two paragraphs of Wikipedia, in a folder or one file. `context`
-    and `supporting_facts` are lists of pairs, or on the hub lists under `title`, `sent_id` and `sentences`. The
-    paragraphs of all contexts are the corpus: one document for each title."""
+    """Open HotpotQA (Yang et al. 2018), in a folder or one file; its pairs are lists, or on the hub lists under two
+    names. The paragraphs of all contexts are the corpus: one document for each title."""
     if root.is_file():
         files = {"train" if "train" in root.name else "dev": [root]}
     else:
-        found = (
-            (split, [tables.find_files(root, *group) for group in groups]) for split, groups in HOTPOT_FILES.items()
-        )
-        files = {split: [*chain.from_iterable(groups)] for split, groups in found if any(groups)}
+        of_all = {name: [tables.find_files(root, *each) for each in groups] for name, groups in HOTPOT_FILES.items()}
+        files = {split: [*chain.from_iterable(groups)] for split, groups in of_all.items() if any(groups)}
     if not files:
         raise CorpusError(f"{root} has no questions of HotpotQA: expected hotpot_dev_distractor_v1.json or its like")
     problems: list[str] = []
@@ -52,8 +49,7 @@ def open_hotpotqa(root: Path, fault: Fault) -> Source:
     def documents() -> Iterator[Placed]:
         every = tables.rows([*chain.from_iterable(files.values())], fault)
         for where, paragraphs in make_each(every, _paragraphs, fault):
-            for document in paragraphs:
-                yield document, document.text, f"{where}: another text under the title {document.title!r}"
+            yield from ((where, document) for document in paragraphs)
 
     splits = {split: partial(_hotpot_tasks, paths, split, fault) for split, paths in files.items()}
     return source_of("hotpotqa", root, pool_documents(documents, problems), splits, fault, problems)
@@ -139,8 +135,8 @@ def open_asked_on_the_web(
 
 
 def open_longseal(root: Path, fault: Fault) -> Source:
-    """Open LongSeal of SealQA, whose rows also have `golds`, the pages that hold the answer, and distractors in
-    `12_docs`, `20_docs` and `30_docs`. The corpus is every page of `golds` and of the largest set, by its address."""
+    """Open LongSeal of SealQA: the pages that hold the answer are `golds`; those and the largest set of distractors
+    are the corpus."""
     patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
     files = tables.require_files(root, "questions", *patterns)
     problems: list[str] = []
@@ -152,7 +148,7 @@ def open_longseal(root: Path, fault: Fault) -> Source:
                 if url is None or not (title + text).strip():
                     problems.append(f"{where}: a page without {'text' if url else 'an address'}")
                 else:
-                    yield Document(DocId(url), title, text), f"{title}\n{text}", f"{where}: another text of {url}"
+                    yield where, Document(DocId(url), title, text)
 
     def task(where: str, row: Row, number: int) -> Task:
         pages = [page for page in tables.list_of(where, row, "golds") if isinstance(page, dict)]
@@ -207,9 +203,8 @@ ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.js
 
 
 def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
-    """Open BrowseComp-Plus (Chen et al. 2025), with judged documents in a fixed corpus; all, or split as in the paper.
-    Its authors ask that questions and answers never appear online as plain text: answers that the user has decrypted by
-    the benchmark's own script are read into `Gold`, and never written."""
+    """Open BrowseComp-Plus (Chen et al. 2025): all questions, or split as in the paper. Its authors ask that they
+    never appear online as plain text: answers that the user has decrypted are read into `Gold`, and never written."""
     topics = tables.require_files(root, "questions", *TOPICS)[0]
     gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
     corpus = open_corpus(tables.require_files(root, "corpus", *CORPUS), fault)
@@ -259,11 +254,9 @@ ReadGold = Callable[[str, Row], Gold]
 
 
 def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, shared: bool = False) -> Source:
-    """Open a benchmark in the layout of Context-1's data generation (Web, Patents, SEC): questions in test.parquet and
-    train.parquet, and chunks in corpora/NAME/SPLIT. The released data/train-*.parquet has the training questions of all
-    three. `document_ids` are documents, or facts, stated by any one of their `chunk_ids`; `read_gold` returns what the
-    question in a row should find. `shared`: training and test questions share a corpus; if not, only the split whose
-    corpus is present has tasks: the test split, if both are."""
+    """Open a benchmark in the layout of Context-1's data generation (Web, Patents, SEC). The released
+    data/train-*.parquet has the training questions of all three. `shared`: training and test questions share a
+    corpus; if not, only the split whose corpus is present has tasks: the test split, if both are."""
     names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
     own = {each: tables.find_files(root, f"corpora/{name}/{each}/**/*.parquet") for each in SPLITS}
     only = next((each for each in SPLITS if own[each]), None)

@@ -19,7 +19,7 @@ class Unreadable(Exception):
 
 
 class NotText(Unreadable):
-    """The file is of a kind that nothing here reads. `is_absent`: the extra `documents` would, if it were installed."""
+    """The file is of a kind that nothing reads. `is_absent`: the extra `documents` would."""
 
     def __init__(self, is_absent: bool = False) -> None:
         super().__init__("nothing reads this kind of file")
@@ -72,18 +72,9 @@ def is_binary(data: bytes) -> bool:
     return b"\0" in data or len(data) - len(data.translate(None, _CONTROLS)) > len(data) // 100
 
 
-def is_utf8(data: bytes) -> bool:
-    """Return whether some bytes are a text in UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def decoded(data: bytes, *, declares: bool = False) -> tuple[str, str]:
-    """Return the text of some bytes, by their byte order mark, as UTF-8 (also if a little of it is broken), as they
-    declare (`declares`), or as a detector finds; and a notice if their encoding was guessed or does not fit."""
+    """Return the text of some bytes: as their mark says, UTF-8 (a little of it may be broken), as they declare, or
+    as a detector finds; and a notice if their encoding was guessed or does not fit."""
     for mark, encoding in _MARKS.items():
         if data.startswith(mark):
             return _lenient(data[len(mark) :], encoding)

@@ -29,8 +29,8 @@ DOCUMENT_KEYS = ("docid", "_id", "id", "doc_id", "url")
 CHUNK_KEYS = ("chunk_id",)
 CHUNK_TEXT_KEYS = ("document_text", "text")
 BETWEEN = "\n"  # joins the chunks of a document
-Placed = tuple[Document, str, str]
-"""A document at one place, the content that all its places must share, and the problem to note if this one differs."""
+Placed = tuple[str, Document]
+"""A document at one of its places, which comes first."""
 _NUMBER = re.compile(r"_(\d{1,18})$", re.ASCII)
 
 
@@ -73,13 +73,13 @@ def pool_documents(read: Callable[[], Iterator[Placed]], problems: list[str]) ->
     def documents() -> Iterator[Document]:
         problems.clear()
         contents: dict[DocId, str] = {}
-        for document, content, problem in read():
-            digest = text_digest(content)
+        for where, document in read():
+            digest = text_digest(f"{document.title}\n{document.text}")
             if document.doc_id not in contents:
                 contents[document.doc_id] = digest
                 yield document
             elif contents[document.doc_id] != digest:
-                problems.append(problem)
+                problems.append(f"{where}: another text of {document.doc_id}")
 
     return Corpus(documents, lambda: (document.doc_id for document in documents()))
 
@@ -139,9 +139,8 @@ def source_of(
     problems: list[str] | None = None,
     secret_answers: bool = False,
 ) -> Source:
-    """Return a source whose tasks have unique ids and gold that its corpus has. `corpus`: None where the documents are
-    on the web; gold is then taken as it is. `splits`: for each split, a pass over its tasks. `fault`: handles a task
-    that repeats an id or whose gold is absent. `problems`: what a pass over the documents leaves out."""
+    """Return a source whose tasks have unique ids and gold that its corpus has; others go to `fault`. `corpus`: None
+    where the documents are on the web. `problems`: what a pass over the documents leaves out."""
 
     def refuse_documents() -> Iterator[Document]:
         raise CorpusError(
@@ -163,8 +162,7 @@ def source_of(
 
 
 def tasks_of(rows: Rows, fault: Fault, task: Callable[[str, Row, int], Task | None]) -> Located:
-    """Yield the task of each row, made of its place, the row and its number from 0. `fault`: handles a row that `task`
-    refuses. `task`: returns None for a row that belongs elsewhere."""
+    """Yield the task of each row, made of its place, the row and its number from 0; None: the row belongs elsewhere."""
     for number, (where, row) in enumerate(rows):
         try:
             if found := task(where, row, number):
@@ -210,8 +208,8 @@ def absent_gold(gold: Gold, absent: set[str]) -> str | None:
     return next((f"one of {list(fact)}" for fact in gone), None)
 
 
-POSITIVE, NEGATIVE = "positive_passages", "negative_passages"
 MOST_PARTS = 20  # parts of a dataset that are looked at
+POSITIVE, NEGATIVE = "positive_passages", "negative_passages"
 
 
 class _Passage(msgspec.Struct):
@@ -221,9 +219,8 @@ class _Passage(msgspec.Struct):
 
 
 def find_questions(root: Path, *, follow_links: bool = False) -> tuple[dict[str, list[Path]], list[Path], list[Path]]:
-    """Return the files of questions with passages by split, as the hub has them for training retrievers, the files of
-    further documents beside them, and all others; nothing if a folder has no such questions, or pyarrow is not
-    installed."""
+    """Return the Parquet files of questions with passages by split, as the hub has them for training retrievers,
+    those of further documents, and all other files; nothing if there are none, or pyarrow is not installed."""
     walk = Walk(root, lambda name, why: None, follow_links=follow_links)
     paths = [root / name for name in sorted(walk.files())] if root.is_dir() else [root]
     parts: dict[tuple[Path, str], list[Path]] = {}
@@ -241,8 +238,7 @@ def find_questions(root: Path, *, follow_links: bool = False) -> tuple[dict[str,
 
 
 def open_questions(root: Path, splits: Mapping[str, Sequence[Path]], further: Sequence[Path], fault: Fault) -> Source:
-    """Open questions with `query_id`, `query`, `positive_passages` and `negative_passages`, whose passages are the
-    corpus, with the documents of further files."""
+    """Open such questions, whose passages are the corpus, with the documents of further files."""
     problems = list[str]()
 
     def documents() -> Iterator[Placed]:
@@ -251,10 +247,9 @@ def open_questions(root: Path, splits: Mapping[str, Sequence[Path]], further: Se
                 for each in tables.convert(f"{where}: {key}", row.get(key) or [], list[_Passage]):
                     title, text = each.title or "", each.text or ""
                     if (title + text).strip():
-                        found = Document(DocId(str(each.docid)), title, text)
-                        yield found, f"{title}\n{text}", f"{where}: another text of {found.doc_id}"
+                        yield where, Document(DocId(str(each.docid)), title, text)
         for document in open_corpus(further, fault).documents() if further else ():
-            yield document, f"{document.title}\n{document.text}", f"another text of {document.doc_id}"
+            yield str(root), document
 
     def task(split: str, where: str, row: Row, number: int) -> Task:
         passages = tables.convert(f"{where}: {POSITIVE}", row.get(POSITIVE) or [], list[_Passage])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from harness1.data.apart import ReadApart
-from harness1.data.contents import SNIFFED, Contents, NotText, Unreadable, is_binary, is_utf8
+from harness1.data.contents import SNIFFED, Contents, NotText, Unreadable, is_binary
 from harness1.data.formats import FORMATS, Format, format_of, missing, read_text
 from harness1.data.source import Fault, Reading
 from harness1.data.walk import Problem, Walk
@@ -21,7 +21,7 @@ from harness1.plugins import plugin_names
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document, GivenChunk, cut
 
-EDITION = 3  # counts changes in how files are read
+EDITION = 4  # counts changes in how files are read
 SECTION = 2048  # characters of a section above which it is cut, as documents are
 BETWEEN = "\n\n"  # joins sections
 
@@ -29,19 +29,9 @@ BETWEEN = "\n\n"  # joins sections
 def read(
     path: Path, fault: Fault, reading: Reading, *, follow_links: bool = False, everything: bool = False
 ) -> Iterator[Document]:
-    """Yield the files below a folder, sorted by their path within it, which is also their id, or the one file. A title
-    is the file's own, or the first heading, else its name without the ending. Files with one text are one document.
-
-    Args:
-        path: the folder, or a file.
-        fault: gets one error for each file or folder that is left out.
-        reading: gets what was passed over, and how the rest was read.
-        follow_links: read links to folders, and out of this one.
-        everything: pass over no hidden, ignored or built files.
-
-    Raises:
-        CorpusError: at once, if there is no file.
-    """
+    """Yield the files below a folder, sorted by their path within it, which is also their id, or the one file. A
+    title is the file's own, or the first heading, else its name. `fault`: gets what is left out; `reading`: what was
+    passed over, and how the rest was read. Raises CorpusError: at once, if there is no file."""
 
     def problem(name: str, why: str) -> None:
         fault(CorpusError(f"{_shown(name)}: {why}"))
@@ -74,39 +64,8 @@ def _shown(name: str) -> str:
     return repr(name) if name != utf8_safe(name) else name
 
 
-MARKUP, PAGES = frozenset({"adoc", "md", "org", "rst", "txt"}), frozenset({"htm", "html", "xhtml"})
-MOST_BESIDE = 8  # files of one name that one is compared with: thousands may differ in the case of letters alone
-ALIKE, AS_LONG = 0.9, 0.5  # share of the words of what is left out in what is kept, and of their numbers of words
-_WORD = re.compile(r"\w+")
-
-
-class _Texts:
-    """The texts of a folder so far, by their digests; and the words of a page and its source that stand together."""
-
-    def __init__(self, files: Sequence[str]) -> None:
-        self._first: dict[str, str] = {}
-        self._beside: dict[str, list[tuple[str, bool, set[str]]]] = {}
-        parts = (name.lower().rpartition(".") for name in files)
-        self._stems = Counter(stem for stem, _, ending in parts if ending in MARKUP | PAGES)
-
-    def first_with(self, name: str, text: str) -> str:
-        """Return the name of the first file with the text of a file, or of its page or source beside it; its own name
-        if there is none."""
-        first = self._first.setdefault(text_digest(text), name)
-        stem, _, ending = name.lower().rpartition(".")
-        if first != name or self._stems[stem] < 2 or ending not in MARKUP | PAGES:
-            return first
-        words, is_page = {*_WORD.findall(text.lower())}, ending in PAGES
-        for other, other_is_page, known in self._beside.get(stem, ()):
-            few, many = sorted((len(words), len(known)))
-            if is_page != other_is_page and len(words & known) >= ALIKE * len(words) and few >= AS_LONG * many:
-                return other
-        self._beside = {stem: [*self._beside.get(stem, ())[-MOST_BESIDE:], (name, is_page, words)]}
-        return name
-
-
 def _documents(path: Path, files: list[str], problem: Problem, reading: Reading) -> Iterator[Document]:
-    texts = _Texts(files)
+    first_with = dict[str, str]()  # the first file with each text, by its digest
     with ReadApart() as apart:
         for name in files:
             file = path / name
@@ -128,7 +87,7 @@ def _documents(path: Path, files: list[str], problem: Problem, reading: Reading)
             else:
                 if found.notice:
                     reading.notices.append(f"{name}: {found.notice}")
-                first = texts.first_with(name, text)
+                first = first_with.setdefault(text_digest(text), name)
                 if first != name:
                     reading.copies.setdefault(first, []).append(name)
                     continue
@@ -165,5 +124,8 @@ def _read(file: Path, apart: ReadApart) -> Contents:
             raise NotText
         data += opened.read(form.most + 1 - len(data))
     form.check_size(data)
-    is_plain = form.read is None and b"\0" not in data and is_utf8(data)  # else a detector may be needed, or worse
-    return read_text(form, data) if is_plain else apart.read(ending, data)
+    if form.read is None and b"\0" not in data:
+        with suppress(UnicodeDecodeError):  # else a detector may be needed, or worse
+            data.decode()
+            return read_text(form, data)
+    return apart.read(ending, data)

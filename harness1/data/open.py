@@ -21,11 +21,10 @@ from harness1.data import beir, corpora, folder, tables, trec
 from harness1.data.source import DuplicateId, Fault, Reading, Source, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.plain import counted
-from harness1.records import DocId, Gold, Record, Task
+from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 
 MOST_LEFT_OUT = 10_000  # documents that may be left out; a corpus with more is not what it was taken for
-_KINDS = "nor is it world:SIZE, stdlib or BENCHMARK:PATH"
 _KINDS_OF_OBJECTS: dict[str, Callable[[object], bool]] = {
     "module": inspect.ismodule,
     "class": inspect.isclass,
@@ -56,24 +55,14 @@ def open_source(
     follow_links: bool = False,
     everything: bool = False,
 ) -> Source:
-    """Open a dataset: its documents, and its tasks by split.
-
-    Args:
-        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of files or one file of any kind
-            (`harness1.data.formats`), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic
-            world of that many documents (see `world_source` for `world:SIZE:SEED:people`), or `stdlib` for Python's
-            own documentation.
-        fault: is called with each broken line while documents and tasks are read; the default raises.
-        leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
-            and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
-            folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
-        follow_links: read links that lead out of a folder of files.
-        everything: pass over no hidden, ignored or built files of such a folder.
-
-    Raises:
-        UsageError: nothing of that name exists, or its kind cannot be read.
-        CorpusError: it exists and is broken; for faults within documents, raised while they are read.
-    """
+    """Open a dataset, its documents and its tasks by split: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz),
+    a folder of files or one file of any kind (`harness1.data.formats`), `NAME:PATH` for a benchmark in its official
+    files, `world:SIZE` for a synthetic world of that many documents (see `world_source` for
+    `world:SIZE:SEED:people`), or `stdlib` for Python's own documentation. `fault`: is called with each broken line
+    of documents and tasks; the default raises. `leave_out`: whether documents that cannot be read are listed in the
+    source's `problems`, or refused; None: files of a folder of texts are listed, and broken lines go to `fault`.
+    `follow_links`, `everything`: as for `Walk`. Raises UsageError: nothing of that name exists, or its kind cannot
+    be read; CorpusError: it is broken."""
     source = _open(spec, fault, leave_out, follow_links, everything)
 
     def documents() -> Iterator[Document]:
@@ -100,8 +89,7 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool, e
         size, _, rest = spec.removeprefix("world:").partition(":")
         seed, _, about = rest.partition(":")
         if not re.fullmatch(r"\d{1,9}:\d{1,18}:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
-            said = "a synthetic world is world:SIZE[:SEED[:people]], SIZE being its number of documents"
-            raise UsageError(f"{spec}: {said}")
+            raise UsageError(f"{spec}: a synthetic world is world:SIZE[:SEED[:people]] with SIZE documents")
         from harness1.data.world import world_source
 
         return world_source(int(size), int(seed or 0), about)
@@ -110,9 +98,7 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool, e
     benchmark, place = benchmark_and_path(spec)
     path = Path(place)
     if not path.exists():
-        rest = place.partition(":")[2]
-        hint = f"give the path alone: {rest}" if rest and Path(rest).exists() else _KINDS
-        raise UsageError(f"{place}: no such file or folder ({hint})")
+        raise UsageError(f"{place}: no such file or folder (nor is it world:SIZE, stdlib or BENCHMARK:PATH)")
     if not benchmark:
         return _of_files(path, fault, leave_out, follow_links, everything)
     if beir.is_beir(path) and beir.splits(path):
@@ -130,8 +116,7 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
         if isinstance(error, DuplicateId):
             raise error  # which of the two is meant, nobody can say
         if len(problems) == MOST_LEFT_OUT:
-            said = f"{path}: more than {MOST_LEFT_OUT:,} documents cannot be read; the last: {error}"
-            raise CorpusError(said) from error
+            raise CorpusError(f"{path}: more than {MOST_LEFT_OUT:,} documents cannot be read: {error}") from error
         problems.append(str(error))
 
     on_line = note if leave_out else fault
@@ -146,8 +131,8 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
     if splits:
         source = corpora.open_questions(path, splits, further, fault)
         if others:
-            told = "not read, because Parquet files of the folder are questions with passages"
-            source.reading.notices.append(f"{counted(len(others), 'other file')} {told}")
+            found = counted(len(others), "other file")
+            source.reading.notices.append(f"{found} not read, because Parquet files hold questions with passages")
         return source
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return Source(root.name, "jsonl", partial(tables.read_documents, path, on_line), **common)
@@ -169,26 +154,16 @@ def benchmark_and_path(spec: str) -> tuple[str, str]:
     return (name, path) if name in READERS else ("", spec)
 
 
-class _DemoQuestion(Record):
-    query: str
-    evidence: tuple[DocId, ...]
-
-
-class _Stdlib(Record):
-    modules: tuple[str, ...]
-    demo: tuple[_DemoQuestion, ...]
-
-
 def stdlib_source() -> Source:
-    """Open the docstrings of Python's standard library: a document for each public module, class, function and method
-    that has one. The split `demo` holds questions that need several of them; both are listed in `stdlib.toml`."""
-    stdlib = msgspec.toml.decode(resources.files(__package__).joinpath("stdlib.toml").read_bytes(), type=_Stdlib)
-    documents = _stdlib_documents(stdlib.modules)
-    tasks = [
-        Task(f"demo-{number}", each.query, "demo", Gold(dict.fromkeys(each.evidence, 1)), {"hops": len(each.evidence)})
-        for number, each in enumerate(stdlib.demo, start=1)
-        if documents.keys() >= set(each.evidence)
-    ]
+    """Open the docstrings of Python's standard library: a document for each public module, class, function and
+    method that has one. The split `demo` holds questions that need several of them."""
+    stdlib = msgspec.toml.decode(resources.files(__package__).joinpath("stdlib.toml").read_bytes())
+    documents = _stdlib_documents(stdlib["modules"])
+    tasks = list[Task]()
+    for number, each in enumerate(stdlib["demo"], start=1):
+        if documents.keys() >= {*each["evidence"]}:  # not every Python has all of it
+            gold = Gold(dict.fromkeys(each["evidence"], 1))
+            tasks.append(Task(f"demo-{number}", each["query"], "demo", gold, {"hops": len(gold.relevant)}))
     # The documents are those of the running Python; the number counts changes in how they are read.
     return Source(
         *("stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), lambda split: list(tasks)),

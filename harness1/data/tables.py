@@ -30,7 +30,7 @@ from harness1.retrieval.corpus import Document, GivenChunk
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
-"""Each row with its place, `file:line` or, in Parquet, `file: row N`, both from 1."""
+"""Each row with its place, `file:line`, or in Parquet and JSON arrays `file: row N`, from 1."""
 LONGEST_LITERAL = 1 << 20
 """Characters of a list written as in Python; parsing takes 200 times as much memory."""
 _OBJECT = msgspec.json.Decoder(Row)
@@ -39,7 +39,6 @@ TEXT_KEYS = ("text", "contents", "content")
 CHUNKS_KEY = "_chunks"
 LINE_BYTES = 16 << 20
 """Longest line that is read: three times the longest novel. Decoded, it may take 25 times as much memory."""
-BLOCK_BYTES = 1 << 20
 WHOLE_BYTES = 2 << 30
 """Largest file that is read into memory whole; HotpotQA's is a quarter of it."""
 INFLATION, LEAST_INFLATED = 200, 64 << 20
@@ -49,9 +48,8 @@ LEAST_PARQUET = 1 << 30
 
 
 def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of a file: objects with an id (`ID_KEYS`), a text (`TEXT_KEYS`) and perhaps a `title`, one of
-    which is not empty. `fault`: handles a line that is no such object or repeats an id. Raises
-    CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read."""
+    """Yield the documents of a file: objects with an id (`ID_KEYS`), a text (`TEXT_KEYS`) and perhaps a `title`.
+    `fault`: handles a line that is no such object or repeats an id."""
     return distinct_documents(rows([path], fault), document_of_row, fault)
 
 
@@ -65,8 +63,7 @@ def distinct_documents(
 
 def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
-    Raises CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
-    line is longer than `LINE_BYTES`, unless `fault` lets it pass."""
+    Raises CorpusError: as for `pieces`; or a line is longer than `LINE_BYTES`, unless `fault` lets it pass."""
     number, begun = 1, False
     for piece in pieces(path):
         ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES
@@ -77,29 +74,9 @@ def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, byt
         number, begun = number + ended, not ended
 
 
-def content(path: Path) -> bytes:
-    """Return a plain or gzipped file whole, without the byte order mark. Raises CorpusError: as for `numbered_lines`;
-    or it is larger than `WHOLE_BYTES`."""
-    found = bytearray()
-    for piece in pieces(path):
-        found += piece
-        if len(found) > WHOLE_BYTES:
-            raise CorpusError(f"cannot read {path}: larger than {WHOLE_BYTES:,} bytes; write it as JSON Lines")
-    return bytes(found.removeprefix(codecs.BOM_UTF8))
-
-
-def pieces(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a plain or gzipped file as they are, longer ones cut at `LINE_BYTES`; otherwise as
-    `numbered_lines`."""
-    return _read(path, lambda file: file.readline(LINE_BYTES))
-
-
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a plain or gzipped file in blocks of `BLOCK_BYTES`; otherwise as `numbered_lines`."""
-    return _read(path, lambda file: file.read(BLOCK_BYTES))
-
-
-def _read(path: Path, take: Callable[[IO[bytes]], bytes]) -> Iterator[bytes]:
+def pieces(path: Path, take: Callable[[IO[bytes]], bytes] = lambda file: file.readline(LINE_BYTES)) -> Iterator[bytes]:
+    """Yield a plain or gzipped file in the pieces that `take` reads: lines, longer ones cut at `LINE_BYTES`. Raises
+    CorpusError: it cannot be opened or unpacked, or inflates to more than `INFLATION` times its size."""
     if path.exists() and not path.is_file():
         raise CorpusError(f"cannot read {path}: not a regular file")
     is_packed = path.suffix == ".gz"
@@ -131,8 +108,7 @@ def identifier(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS) -> str:
 
 
 def document_of_row(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS, *, lenient: bool = False) -> Document:
-    """Return the document of a row. `keys`: of its id. `lenient`: a text that is missing or null is empty. Raises
-    CorpusError: an id or a text is missing, or title and text are empty."""
+    """Return the document of a row. `keys`: of its id. `lenient`: a text that is missing or null is empty."""
     doc_id, title = identifier(where, row, keys), row.get("title") or ""
     texts = (row[key] for key in TEXT_KEYS if key in row and not (lenient and row[key] is None))
     text = next(texts, "" if lenient else None)
@@ -156,8 +132,7 @@ def _chunks(where: str, value: Any, text: str) -> tuple[GivenChunk, ...]:
 
 
 def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
-    """Return the files of the first pattern that matches any below a folder, sorted, or the root itself if it is a
-    file."""
+    """Return the files of the first pattern that matches any below a folder, sorted, or the root if it is a file."""
     if root.is_file():
         return (root,)
     for pattern in patterns:
@@ -167,16 +142,16 @@ def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
 
 
 def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
-    """Return `find_files`, or raise an error that says what is missing. Raises CorpusError: no pattern matches."""
+    """Return `find_files`, or raise a CorpusError that says what is missing."""
     if found := find_files(root, *patterns):
         return found
     raise CorpusError(f"{root} has no {what}: expected {' or '.join(patterns)}")
 
 
 def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = ()) -> Rows:
-    """Yield the rows of some files, whose suffix tells the format. `columns`: the needed ones, if the format can leave
-    others unread; all if empty. Raises CorpusError: a row is malformed, unless `fault` lets it pass; or a file is
-    broken or of no known kind; MissingExtra: pyarrow is needed and not installed."""
+    """Yield the rows of some files, whose suffix tells the format. `columns`: the needed ones, if the format can
+    leave others unread; all if empty. Raises CorpusError: a row is broken, unless `fault` lets it pass, or a file
+    is."""
     with ReadApart() as apart:
         for path in paths:
             yield from _rows(path, fault, columns, apart)
@@ -190,7 +165,7 @@ def _rows(path: Path, fault: Fault, columns: Sequence[str], apart: ReadApart) ->
         lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path, fault) if line.strip())
         return make_each(lines, _decode_object, fault)
     if name.endswith(".json"):
-        return make_each(_split_array(path), _decode_object, fault)
+        return make_each(_array_items(path), _decode_object, fault)
     if name.endswith(".tsv"):
         return tsv_rows(path, fault)
     raise CorpusError(f"{path}: not a .parquet, .jsonl, .json or .tsv file")
@@ -215,25 +190,22 @@ def _decode_object(where: str, data: bytes | msgspec.Raw) -> Row:
         raise CorpusError(f"{where}: not a JSON object: {error}") from error
 
 
-def _split_array(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
-    data = content(path)
+def _array_items(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
+    data = bytearray()
+    for piece in pieces(path):
+        data += piece
+        if len(data) > WHOLE_BYTES:
+            raise CorpusError(f"cannot read {path}: larger than {WHOLE_BYTES:,} bytes; write it as JSON Lines")
     try:
-        items = msgspec.json.decode(data, type=list[msgspec.Raw])
+        items = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8), type=list[msgspec.Raw])
     except MALFORMED as error:
-        place = str(error).rpartition("(byte ")[2].rstrip(")")
-        line = 1 + data.count(b"\n", 0, int(place) if place.isdigit() else len(data))
-        raise CorpusError(f"{path}:{line}: not a JSON array: {error}") from error
-    at, line = 0, 1
-    for number, item in enumerate(items, start=1):
-        start = data.index(bytes(item), at)
-        line += data.count(b"\n", at, start)
-        at = start
-        yield f"{path}:{line} (item {number})", item
+        raise CorpusError(f"{path}: not a JSON array: {error}") from error
+    return ((f"{path}: row {number}", item) for number, item in enumerate(items, start=1))
 
 
 def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = None) -> Rows:
-    """Yield the rows of a tab-separated file. A field in quotes may hold tabs and line breaks, as `csv` writes them; a
-    quote that ends elsewhere is part of the text. `names`: of the columns; None if the first row names them."""
+    """Yield the rows of a tab-separated file, as `csv` writes them; a quote that ends elsewhere is part of the text.
+    `names`: of the columns; None if the first row names them."""
 
     def decode(where: str, line: bytes) -> str:
         try:
@@ -273,8 +245,7 @@ def text_of(where: str, row: Row, key: str) -> str:
 
 
 def list_of(where: str, row: Row, *keys: str) -> list[Any]:
-    """Return the list of a row under the first of some keys that it has, as a list or written out as JSON or Python.
-    Raises CorpusError: there is no list."""
+    """Return the list of a row under the first of some keys that it has, as a list or written out as JSON or Python."""
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, str):
         read = (msgspec.json.decode, ast.literal_eval) if len(value) <= LONGEST_LITERAL else (msgspec.json.decode,)
@@ -288,7 +259,7 @@ def list_of(where: str, row: Row, *keys: str) -> list[Any]:
 
 
 def _fields(read: list[str], texts: Iterator[tuple[str, str]]) -> list[str] | None:
-    """Return the fields of the row that begins with a line, or None if a quote stays open. The lines in which quoted
+    """Return the fields of the row that begins with a line, or None if a quote stays open; the lines in which quoted
     fields go on are moved from `texts` to `read`."""
 
     def lines() -> Iterator[str]:

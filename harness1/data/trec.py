@@ -20,7 +20,7 @@ from harness1.records import DocId, Gold, Task, UnitId
 from harness1.retrieval.corpus import Document
 from harness1.runs.files import write_atomically
 
-HIGHEST_GRADE = 1000
+HIGHEST_GRADE = 1000  # larger ones are no grades, and break sums of gains
 
 
 def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]]]], tag: str) -> None:
@@ -32,20 +32,32 @@ def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]
 
 def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refuse) -> dict[str, dict[DocId, int]]:
     """Return the documents with a grade above 0 of every task that has any. `known`: the tasks that may be judged,
-    which `what` names in errors. Raises CorpusError: a line is malformed, contradicts an earlier one, or judges an
-    unknown task, unless `fault` lets it pass; or the file cannot be read."""
+    which `what` names in errors. Raises CorpusError: a line is broken, contradicts another, or judges an unknown
+    task, unless `fault` lets it pass."""
+
+    def judged() -> Iterator[tuple[str, str, str, str]]:
+        for number, line in numbered_lines(path, fault):
+            columns = line.decode("utf-8", "replace").split()
+            if columns and len(columns) != 4:
+                fault(CorpusError(f"{path}:{number}: {len(columns)} columns where 4 are expected"))
+            elif columns and columns[0] not in known:
+                fault(CorpusError(f"{path}:{number}: query {columns[0]!r} is not among the {what}"))
+            elif columns:
+                yield f"{path}:{number}", columns[0], columns[2], columns[3]
+
+    return relevant_of(judged(), fault)
+
+
+def relevant_of(judged: Iterable[tuple[str, str, str, str]], fault: Fault) -> dict[str, dict[DocId, int]]:
+    """Return the relevant documents of tasks. `judged`: place, task, document and grade of each judgement."""
     grades: dict[tuple[str, str], int] = {}
     relevant: dict[str, dict[DocId, int]] = {}
-    for where, (task_id, _, doc_id, text) in _columns(path, 4, fault):
-        try:
-            grade = grade_of(text)
-        except ValueError:
-            fault(CorpusError(f"{where}: the grade must be a whole number, not {text!r}"))
-            continue
-        if grades.setdefault((task_id, doc_id), grade) != grade:
+    for where, task_id, doc_id, text in judged:
+        grade = int(text) if re.fullmatch(r"[+-]?\d{1,9}", text.strip(), re.ASCII) else HIGHEST_GRADE + 1
+        if abs(grade) > HIGHEST_GRADE:
+            fault(CorpusError(f"{where}: the grade must be a whole number up to {HIGHEST_GRADE}, not {text!r}"))
+        elif grades.setdefault((task_id, doc_id), grade) != grade:
             fault(DuplicateId(f"{where}: {doc_id!r} was given another grade for query {task_id!r} before"))
-        elif task_id not in known:
-            fault(CorpusError(f"{where}: query {task_id!r} is not among the {what}"))
         elif grade > 0:
             relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
     return relevant
@@ -55,23 +67,6 @@ def write_qrels(path: Path, relevant: Mapping[str, Mapping[DocId, int]]) -> None
     """Write graded documents of tasks, in the order given; raises as `write_run`."""
     graded = ((task_id, *pair) for task_id, found in relevant.items() for pair in found.items())
     _write(path, ((task_id, 0, doc_id, grade) for task_id, doc_id, grade in graded))
-
-
-def grade_of(text: str) -> int:
-    """Return the grade that a column holds, or raise ValueError; larger ones are no grades, and break sums of gains."""
-    grade = int(text)
-    if abs(grade) > HIGHEST_GRADE:
-        raise ValueError(f"a grade of more than {HIGHEST_GRADE}")
-    return grade
-
-
-def _columns(path: Path, count: int, fault: Fault = refuse) -> Iterator[tuple[str, list[str]]]:
-    for number, line in numbered_lines(path, fault):
-        columns = line.decode("utf-8", "replace").split()
-        if columns and len(columns) != count:
-            fault(CorpusError(f"{path}:{number}: {len(columns)} columns where {count} are expected"))
-        elif columns:
-            yield f"{path}:{number}", columns
 
 
 def _write(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -138,8 +133,8 @@ def _document(where: str, block: str) -> Document:
 
 
 def _fields(block: str) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the name of each closed field in lower case, and where its opening and its closing tag begin and end. One
-    regular expression for this would take the square of the time where tags are not closed."""
+    """Yield the name of each closed field, and where its tags begin and end. One regular expression for this would
+    take the square of the time where tags are not closed."""
     closings: dict[str, list[int]] = {}
     for found in _CLOSING.finditer(block):
         closings.setdefault(found[1].lower(), []).append(found.start())
@@ -191,8 +186,8 @@ def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """Return the topics that have a relevant document, in the order of their file. Raises CorpusError: topics or
-    relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass."""
+    """Return the topics that have a relevant document, in the order of their file. Raises CorpusError: as for
+    `read_qrels`."""
     topics = drop_repeated(_questions(folder, fault), itemgetter(0), fault)
     questions = {number: text for _, (number, text) in topics}
     relevant = read_qrels(_qrels(folder)[split], questions, "topics", fault)

@@ -26,7 +26,8 @@ RULES_BYTES, RULE_LENGTH, BLOCK = 1 << 20, 1000, 100
 
 
 class Walk:
-    """A walk through the files below a folder. `everything`: pass over nothing but the store of git."""
+    """A walk through the files below a folder. `follow_links`: also to folders, and out of this one. `everything`:
+    pass over nothing but the store of git."""
 
     def __init__(self, path: Path, problem: Problem, *, follow_links: bool = False, everything: bool = False) -> None:
         self.path, self._root, self._problem = path, os.path.realpath(path), problem
@@ -61,10 +62,11 @@ class Walk:
                 name, is_folder = f"{folder}/{entry.name}" if folder else entry.name, _is_folder(entry)
                 if self._passes_over(name, is_folder, rules):
                     self.skipped.append(f"{name}/" if is_folder else name)
-                elif is_folder and self._enters(entry, name, depth):
-                    inner.append((depth + 1, name, rules))
-                elif not is_folder and self._may_read(entry, name):
-                    yield name
+                elif self._takes(entry, name, is_folder, depth):
+                    if is_folder:
+                        inner.append((depth + 1, name, rules))
+                    else:
+                        yield name
             folders += reversed(inner)
 
     def _passes_over(self, name: str, is_folder: bool, rules: Rules) -> bool:
@@ -79,27 +81,17 @@ class Walk:
                 return said
         return False
 
-    def _leads_out(self, entry: os.DirEntry[str], name: str) -> bool:
-        if self._follow or not entry.is_symlink() or Path(os.path.realpath(entry)).is_relative_to(self._root):
-            return False
-        self._problem(name, "a link that leads out of the folder (--follow-links reads it)")
-        return True
-
-    def _enters(self, entry: os.DirEntry[str], name: str, depth: int) -> bool:
-        if self._leads_out(entry, name):
-            return False
-        if depth == DEEPEST:
-            self._problem(name, f"folders are entered {DEEPEST} levels deep")
-            return False
-        return self._follow or not entry.is_symlink()
-
-    def _may_read(self, entry: os.DirEntry[str], name: str) -> bool:
-        if self._leads_out(entry, name):
-            return False
-        if status_of(self.path / name):
-            return True
-        self._problem(name, "not a regular file")
-        return False
+    def _takes(self, entry: os.DirEntry[str], name: str, is_folder: bool, depth: int) -> bool:
+        why, is_link = "", entry.is_symlink()
+        if is_link and not self._follow and not Path(os.path.realpath(entry)).is_relative_to(self._root):
+            why = "a link that leads out of the folder (--follow-links reads it)"
+        elif is_folder and depth == DEEPEST:
+            why = f"folders are entered {DEEPEST} levels deep"
+        elif not is_folder and not status_of(self.path / name):
+            why = "not a regular file"
+        if why:
+            self._problem(name, why)
+        return not why and not (is_folder and is_link and not self._follow)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -109,8 +101,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _rules_of(file: Path) -> list[GitIgnoreSpec]:
-    """Return the rules of a `.gitignore` in their order. The engine is RE2, because a line of stars keeps Python's busy
-    for ever; it takes no more than some thousands of rules at once."""
+    """Return the rules of a `.gitignore`. The engine is RE2, because a line of stars keeps Python's busy for ever;
+    it takes no more than some thousands of rules at once."""
     lines = list[str]()
     with suppress(OSError):
         if status_of(file):

@@ -60,11 +60,6 @@ def test_every_kind_is_read_with_its_title_in_sorted_order(tmp_path) -> None:
     assert read(tmp_path) == ([(name, title, text or content) for name, content, title, text in found], [])
 
 
-def test_hidden_files_are_passed_over_and_any_text_is_read(tmp_path) -> None:
-    fill(tmp_path, {".git/a.md": "x", ".b.txt": "x", "c.py": "print()", "d.txt": "kept"})
-    assert read(tmp_path) == ([("c.py", "c", "print()"), ("d.txt", "d", "kept")], [])
-
-
 def test_broken_files_are_reported_and_left_out(tmp_path) -> None:
     whole = pdf("Hello")
     fill(tmp_path, {"1.txt": b"\xff\xfe", "2.pdf": b"not a pdf at all", "3.pdf": whole[: len(whole) // 3]})
@@ -132,7 +127,7 @@ def test_a_page_that_takes_too_much_time_or_memory_is_left_out_and_the_next_is_r
         assert apart.read(".html", b"two") == ("", [("", "two")], "")
 
 
-BOMB = zlib.compress(zlib.compress(b"(a) Tj " * (64 << 20)))
+BOMB = zlib.compress(zlib.compress(b"(a) Tj " * (16 << 20)))
 KIDS = b"<< /Type /Catalog /Pages 2 0 R >>"
 
 

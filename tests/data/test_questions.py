@@ -1,4 +1,4 @@
-"""Questions with passages in Parquet, as the hub has them, are tasks over the passages; contradictions are told."""
+"""Questions with passages in Parquet, as the hub has them, are tasks over the passages."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,12 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from harness1.data.datasets import check
 from harness1.data.open import open_source
-from harness1.errors import CorpusError
 
 A, B, C = ({"docid": name, "title": name.upper(), "text": f"text {name}"} for name in "abc")
 
 
+@pytest.mark.usefixtures("parquet_here")
 def test_questions_with_passages_are_tasks_over_them(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     rows = [
@@ -25,7 +24,7 @@ def test_questions_with_passages_are_tasks_over_them(tmp_path: Path) -> None:
     write_table(pyarrow.Table.from_pylist([C]), tmp_path / "data" / "corpus.parquet")
     (tmp_path / "README.md").write_text("About it")
     source = open_source(str(tmp_path))
-    told = "1 other file not read, because Parquet files of the folder are questions with passages"
+    told = "1 other file not read, because Parquet files hold questions with passages"
     assert source.reading.lines() == [told]
     assert [(each.doc_id, each.title) for each in source.documents()] == [("a", "A"), ("b", "B"), ("c", "C")]
     found = {task.task_id: (task.query, dict(task.gold.relevant)) for task in source.tasks("train")}
@@ -40,20 +39,6 @@ def test_other_parquet_files_are_named_as_not_read(tmp_path: Path) -> None:
     assert source.reading.lines() == ["1 file of 1 kind was not read (.parquet 1)"]
 
 
-def test_judgements_that_contradict_each_other_are_told_and_equal_ones_are_not(tmp_path: Path) -> None:
-    (tmp_path / "qrels").mkdir()
-    (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}\n')
-    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "x?"}\n')
-    (tmp_path / "qrels" / "test.tsv").write_text("q\ta\t1\nq\ta\t1\n")
-    assert check(str(tmp_path)).findings == ()
-    (tmp_path / "qrels" / "test.tsv").write_text("q\ta\t1\nq\ta\t0\n")
-    (finding,) = check(str(tmp_path)).findings
-    assert finding.kind == "duplicate_id"
-    assert finding.examples == (f"{tmp_path}/qrels/test.tsv:2: 'a' was given another grade for query 'q' before",)
-    with pytest.raises(CorpusError, match="another grade"):
-        open_source(str(tmp_path)).tasks("test")
-
-
 def test_a_parquet_file_whose_name_is_not_utf_8_is_read_as_any_other(tmp_path: Path) -> None:
     write_table(pyarrow.Table.from_pylist([A]), tmp_path / "a.parquet")
     (tmp_path / "a.parquet").rename(tmp_path / os.fsdecode(b"\xff.parquet"))
@@ -61,6 +46,7 @@ def test_a_parquet_file_whose_name_is_not_utf_8_is_read_as_any_other(tmp_path: P
     assert [document.doc_id for document in open_source(str(tmp_path)).documents()] == ["b.txt"]
 
 
+@pytest.mark.usefixtures("parquet_here")
 def test_a_number_behind_a_chunk_may_be_longer_than_numbers_are(tmp_path: Path) -> None:
     row = {"query_id": "1", "query": "what?", "positive_passages": [A]}
     write_table(pyarrow.Table.from_pylist([row]), tmp_path / "test.parquet")
