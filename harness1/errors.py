@@ -37,16 +37,16 @@ class SchemaError(UsageError):
 
 
 class InstallationWarning(UserWarning):
-    """What is worse than it could be as things are installed: a plugin is ignored, as it has a name of this package or
-    broken metadata, or nothing can be written beside the package."""
+    """What is worse than it could be as things are installed, such as a plugin that is ignored."""
 
 
 class MissingExtra(UsageError):
-    """An optional dependency that is not installed. `package`: the module that could not be imported. `extra`: the name
-    of the extra that installs it."""
+    """An optional dependency that is not installed: the module `package`, which `extra` installs."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install {_installable(extra)}")
+        checkout = Path(__file__).parent.parent
+        wanted = f"-e '{checkout}[{extra}]'" if (checkout / "pyproject.toml").exists() else f"'harness1[{extra}]'"
+        super().__init__(f"{package} is not installed; run: pip install {wanted}")
         self.package, self.extra = package, extra
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
@@ -54,17 +54,10 @@ class MissingExtra(UsageError):
         return type(self), (self.package, self.extra)
 
 
-def _installable(extra: str) -> str:
-    """Return what pip is given for an extra: the checkout that this package runs from, or the package's name."""
-    checkout = Path(__file__).parent.parent
-    return f"-e '{checkout}[{extra}]'" if (checkout / "pyproject.toml").exists() else f"'harness1[{extra}]'"
-
-
 @contextmanager
 def optional(extra: str, package: str | None = None) -> Iterator[None]:
     """Turn a failed import inside this context into a `MissingExtra` for `extra`. `package`: the package that the
-    message names, also where its version lacks a name; None: the missing module. Raises MissingExtra: an import inside
-    the context failed."""
+    message names, also where its version lacks a name; None: the missing module."""
     try:
         yield
     except ImportError as error:
@@ -74,9 +67,8 @@ def optional(extra: str, package: str | None = None) -> Iterator[None]:
 
 
 class Unreachable(UsageError):
-    """A model's server of which nothing can be asked: nobody listens at its address, or every request would be refused,
-    for a wrong key, model or path. It ends the work, because no episode is to blame; the exit code is 3. `status`: the
-    HTTP status of its refusal; None: there was no connection."""
+    """A model's server of which nothing can be asked: nobody listens there, or it refuses every request. It ends the
+    work, with exit code 3. `status`: of its refusal; None: there was no connection."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -84,14 +76,12 @@ class Unreachable(UsageError):
 
 
 def is_unconnected(error: BaseException) -> bool:
-    """Return True if no request of a command ever reached a model's server, so that advice on starting it is beside the
-    point."""
+    """Return True if no request ever reached a model's server."""
     return isinstance(error, Unreachable) and error.status is None
 
 
 class ModelError(UsageError, ValueError):
-    """Unusable output of a model. During an index build this is the user's error; in a search it is a fault,
-    like any other `ValueError` from an engine."""
+    """Unusable output of a model: an error of the user while an index is built, and a fault in a search."""
 
 
 class RewardError(UsageError, ValueError):
@@ -102,17 +92,13 @@ class ToolError(HarnessError):
     """What a tool of one's own raises for a call that makes no sense: the policy reads the message and goes on. Any
     other exception is a fault of the tool, and invalidates the episode."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
 
 class InfrastructureFault(HarnessError):
     """A retriever, verifier or model that failed after its retries: the episode is invalid and earns no penalty."""
 
 
 class Refusal(InfrastructureFault):
-    """A model server's permanent refusal of one request: too long, filtered, or with an unknown name. The next request
-    may succeed. `status`: the HTTP status of the response."""
+    """A model server's permanent refusal of one request; the next may succeed. `status`: the HTTP status."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -124,5 +110,4 @@ class Overflow(Refusal):
 
 
 class Unreadable(InfrastructureFault):
-    """A model's server cannot read what its model wrote, such as a call that was cut off: the same request would fail
-    alike, and another may succeed."""
+    """A model's server cannot read what its model wrote: the same request would fail alike, another may succeed."""

@@ -39,9 +39,7 @@ def fetched_models() -> Path:
 
 
 def model_folder(spec: str, *, fetch: bool = True) -> Path:
-    """Return a model's folder: a local one, one in a package, or a download, which without `fetch` must be there.
-    Raises UsageError: there is no such model; MissingExtra: without the hub's client, which comes with
-    sentence-transformers."""
+    """Return a model's folder: a local one, one in a package, or a download, which without `fetch` must be there."""
     if spec.startswith(PACKAGED):
         return _packaged_model(spec.removeprefix(PACKAGED))
     with refusing(f"no model at {spec!r}"):  # a name too long for a path, a home of nobody
@@ -111,10 +109,9 @@ def base_name(folder: Path) -> str:
 
 
 def base_folder(folder: Path) -> Path:
-    """Return the folder of a model's whole weights: that of the base of adapters, and the folder itself otherwise. The
-    base is named by a path, absolute or relative to the folder of the adapters, by the name of a fetched model, or as
-    for `model_folder`, which fetches it only if the card of a checkpoint has its hash. Raises UsageError: the base is
-    missing, or has adapters of its own."""
+    """Return the folder of a model's whole weights: that of the base of adapters, and the folder itself otherwise.
+    The base is named by a path, absolute or relative to the adapters, by the name of a fetched model, or as for
+    `model_folder`, which fetches it only if the card of a checkpoint has its hash."""
     if not holds_adapters(folder):
         return folder
     named = base_name(folder)
@@ -137,9 +134,8 @@ def base_folder(folder: Path) -> Path:
 
 
 def checked_base(folder: Path) -> Path:
-    """Return `base_folder` of weights to be loaded, after a look at the card of the checkpoint, if there is one. Raises
-    UsageError: as `base_folder`; the base is another model than the adapters were trained on; or the weights are not
-    here, but with the training service that the card names."""
+    """Return `base_folder` of weights to be loaded. Raises UsageError: the base is another model than the adapters
+    were trained on, or the weights are with a training service."""
     base = base_folder(folder)
     if base == folder and any(folder.glob("*.safetensors")):
         return base
@@ -179,8 +175,7 @@ def is_base(adapters: Path, served: str) -> bool:
 
 
 def open_tensors(folder: Path, stack: ExitStack, framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:
-    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raises UsageError: it is
-    no such model, or cannot be read; MissingExtra: without safetensors, or without torch, which only "pt" needs."""
+    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends."""
     with optional("train"):
         from safetensors import safe_open
 
@@ -198,8 +193,7 @@ def open_tensors(folder: Path, stack: ExitStack, framework: Literal["pt", "np"] 
 
 @contextmanager
 def refusing(refusal: str) -> Iterator[None]:
-    """Turn whatever a library raises over the files of a model into one line, which begins with `refusal`. Raises
-    UsageError: the files are broken, too deep, of wrong types, or hold code."""
+    """Turn whatever a library raises over the files of a model into one line, which begins with `refusal`."""
     try:
         yield
     except Exception as error:

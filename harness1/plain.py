@@ -103,8 +103,8 @@ HIDDEN = "***"
 
 
 class Secret(str):
-    """A text to use and not to show: printed or formatted it reads `shown`, and msgspec cannot encode it. Concatenation
-    gives the text itself, as do comparison and the methods of strings."""
+    """A text to use and not to show: printed, it reads `shown`, and msgspec cannot encode it. Concatenation gives
+    the text."""
 
     __slots__ = ("shown",)
     shown: str
@@ -193,8 +193,8 @@ def is_redacted(address: str) -> bool:
 
 
 def secrets_of(address: str) -> tuple[str, ...]:
-    """Return the parts of an address that may be secrets: the password, or the user name if it stands alone, and the
-    values of the query; each as written and unquoted."""
+    """Return the parts of an address that may be secrets, as written and unquoted: password or user, values of the
+    query."""
     if (parts := _parts(address)) is None:
         return ()
     name, colon, password = parts.user.partition(":")
@@ -262,15 +262,15 @@ _LOOKS_SECRET = re.compile(
 
 
 def find_key(data: bytes, *, goes_on: bool = False) -> int | None:
-    """Return the place of what its form alone shows to be a key, whatever the text is about, or None. `goes_on`: a
-    text before this one ended with its first bytes, which are not searched again."""
+    """Return the place of what is a key by its form, or None. `goes_on`: what came before ended with the first
+    bytes."""
     found = (form.search(data, _CONTEXT * goes_on) for begin, form in _SEARCHES if begin in data)
     return next((each.start() for each in found if each), None)
 
 
 def unescaped(data: bytes) -> bytes:
-    """Return a text whose visible ASCII characters are written as they are: without NUL, UTF-16 reads as ASCII, and
-    JSON, Python and HTML may write any character as a number. Lines stay."""
+    """Return a text whose visible ASCII characters are written as they are, not as UTF-16 or by their numbers. Lines
+    stay."""
     data = data.replace(b"\0", b"")
     if not any(mark in data for mark in (b"\\u00", b"\\x", b"\\/", b"&#")):
         return data
@@ -291,8 +291,7 @@ def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:
 
 _UNUSUAL = re.compile(r"[^ -~\n\t]")
 _ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Unicode's categories of characters that act and are not seen: controls, directions, joiners, surrogates, borders of
-lines."""
+"""Unicode's categories of characters that act and are not seen."""
 
 
 def printable(text: str) -> str:

@@ -1,5 +1,4 @@
-"""The records that every part of the system exchanges, all frozen values. An `Episode` is the interface between acting,
-training and evaluation (design: "the record is the seam")."""
+"""The records that every part of the system exchanges, all frozen values."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class Sampling(Record):
 
 
 class ModelCall(Record):
-    """One call of a language model: the sampled tokens, their log probabilities under the distribution that they were
-    sampled from, and the prompt as keys of the episode's segments."""
+    """One call of a language model: the sampled tokens, their log probabilities, and the prompt as keys of segments."""
 
     call_id: str
     parent_call_id: str | None = None
@@ -265,8 +263,7 @@ MOST_REWARD = 1e12
 
 
 class RewardRecord(Record):
-    """The reward of an episode: `total` is the override's value if there is one, else the floored sum of the terms.
-    Raises RewardError, made or read: it or a term is not finite, or beyond `MOST_REWARD`."""
+    """The reward of an episode: `total` is the override's value if there is one, else the floored sum of the terms."""
 
     total: float
     terms: dict[str, RewardTerm] = {}
@@ -310,11 +307,8 @@ class TokenBlob(Record):
 
 
 class Episode(Record, kw_only=True):
-    """A finished search episode: every decision, every answer from outside, and the delivered set.
-
-    It is complete: a replay rebuilds every state from it, scoring needs only the gold in addition,
-    and training rows are made from its tokens. Log probabilities are natural logarithms.
-    """
+    """A finished search episode, complete: a replay rebuilds every state from it, scoring needs only the gold in
+    addition, and training rows are made from its tokens. Log probabilities are natural logarithms."""
 
     episode_id: str
     task: Task
@@ -368,8 +362,8 @@ def encode_episode(episode: Episode) -> bytes:
 
 
 def decode_episode(line: bytes) -> Episode:
-    """Read one line of `episodes.jsonl`. Raises SchemaError: the record is from a newer version of the package, or is
-    not an episode."""
+    """Read one line of `episodes.jsonl`. Raises SchemaError: it is from a newer version of the package, or no
+    episode."""
     try:
         version = msgspec.json.decode(line, type=_Versioned).schema_version
         if version > SCHEMA_VERSION:

@@ -126,8 +126,8 @@ def words(text: str) -> list[str]:
 
 
 def pieces(text: str) -> list[str]:
-    """Return what stands between white space, whose words `words_of` returns. A word that is hyphenated over the end of
-    a line stands with its hyphen and without."""
+    """Return what stands between white space; what is hyphenated over the end of a line stands with its hyphen and
+    without."""
     if "\n" in text and _LINE_END.search(text):
         text = _BROKEN.sub(r"\1-\2 \1\2", text)
     return text.split()
@@ -208,8 +208,8 @@ def _snowball(language: str) -> Callable[[str], str]:
 
 
 class Remembered(dict[str, T]):
-    """What a function returns for strings: a plain dictionary, which is read without being written as `lru_cache` is.
-    Long strings, which seldom come again, are not kept."""
+    """What a function returns for strings: a plain dictionary, which is read without being written as `lru_cache`
+    is."""
 
     MOST = 1 << 17
 

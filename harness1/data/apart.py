@@ -32,8 +32,8 @@ Found = TypeVar("Found")
 
 
 def start_apart(module: str, *given: int, **streams: int) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start `serve(DESCRIPTOR, *given)` of a module in a process of its own, which no interrupt reaches, and return it
-    with our end of its line. `streams`: its `stdout` and `stderr`, as `Popen` takes them."""
+    """Start `serve(DESCRIPTOR, *given)` of a module in a process that no interrupt reaches; return it with our end
+    of its line."""
     ours, theirs = Pipe()
     # A module started by its name would be looked for in the current folder.
     code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import serve; serve(*map(int, sys.argv[1:]))"
@@ -58,15 +58,13 @@ class ReadApart:
         self._end()
 
     def read(self, ending: str, data: bytes) -> Contents:
-        """Return what a file holds whose name ends so. Raises Unreadable: it is broken, or takes too much time or
-        memory."""
+        """Return what a file holds whose name ends so. Raises Unreadable: it is broken, or takes too much."""
         seconds = min(SECONDS + SECONDS_PER_MIB * len(data) / (1 << 20), MOST_SECONDS)
         [found] = self._answers(ending, data, seconds, Contents)
         return found
 
     def rows(self, path: Path, columns: Sequence[str], most: int) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of a Parquet file, some at a time. `columns`: as those of `tables.rows`. `most`: bytes that
-        all rows may take. Raises Unreadable: as for `read`, or it holds more."""
+        """Yield the rows of a Parquet file, some at a time; more than `most` bytes of them are Unreadable."""
         data = msgspec.msgpack.encode((os.fsencode(path), columns, most))
         return self._answers("parquet", data, SECONDS + path.stat().st_size / (1 << 20), list[dict[str, Any]])
 

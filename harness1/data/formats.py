@@ -46,9 +46,9 @@ Read = Callable[[bytes], Contents]
 
 @dataclass(frozen=True)
 class Format:
-    """How a kind of files is read. `read`: returns what a file holds; None: it is text, as it stands. `title`: of a
-    text, found in it. `prose`: its words may be hyphenated over the end of a line. `most`: bytes of the largest file
-    that is read. `needs`: a module of the extra `documents`."""
+    """How a kind of files is read: by `read`, or as text, with a title that is found in it. `prose`: its words may
+    be hyphenated over the end of a line. `most`: bytes of the largest file. `needs`: a module of the extra
+    `documents`."""
 
     read: Read | None = None
     title: re.Pattern[str] | None = None
@@ -63,8 +63,7 @@ class Format:
 
 
 def read_table(data: bytes) -> Contents:
-    """Return a table of values between tabs, commas, semicolons or bars, each row with the names of its header. Quotes
-    that do not pair are inches, or words."""
+    """Return a table, each row with the names of its header. Quotes that do not pair are inches, or words."""
     text, notice = decoded(data)
     first = re.sub('"[^"]*"', "", text.lstrip("\r\n").partition("\n")[0])
     between = "\t" if "\t" in first else max(",;|", key=first.count)
@@ -171,8 +170,8 @@ def _text_of(part: MIMEPart) -> tuple[str, str]:
 
 
 def _message(data: bytes, anchor: str = "") -> Contents:
-    """Return what a message holds: its plain parts, and those pages that no plain part stands for; and a section for
-    each section of what is attached; of what cannot be read, the name."""
+    """Return what a message holds: its plain parts, or its pages, and a section for each section of what is
+    attached."""
     message = email.message_from_bytes(data, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     lines = [utf8_safe(f"{name}: {message[name]}") for name in HEADERS if message[name]]
@@ -261,8 +260,8 @@ def read_text(form: Format, data: bytes) -> Contents:
 
 
 def read_file(ending: str, data: bytes) -> Contents:
-    """Return what a file holds whose name ends so. Raises Unreadable: it is broken; UsageError: its package is not
-    installed, or the plugin that reads it fails."""
+    """Return what a file holds whose name ends so. Raises Unreadable: it is broken; UsageError: what reads it is
+    absent."""
     form = format_of(ending) or _TEXT
     form.check_size(data)
     if form is _TEXT and ending not in FORMATS and is_binary(data):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,9 +27,9 @@ from harness1.runs.files import STAGE, Stage, read_stage, writing
 LEFT_OUT = "left_out"  # names the number of documents that could not be read, in the card of an index
 READING = "reading"  # names what was passed over, and how files were read, in the card of an index
 CORPUS = "corpus"  # names the corpus in the card of an index: its path, or the name of a generated one
+Told = TypeVar("Told")
 Files = Callable[[DocId], Path | None]
-"""Returns the whole path of the file that a document was read from; None if it was read from no file of its own, or the
-file is gone."""
+"""Returns the whole path of the file that a document was read from, if there is one."""
 Read = Callable[[Source], AbstractContextManager[tuple[Iterator[Document], Progress | None]]]
 """Opens the documents of a source, with a callback for the progress of their embeddings, or None."""
 
@@ -48,9 +48,9 @@ def index_of(
     read: Read = read_silently,
     say: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Return the index that a user names, or the source's own, which is built into `cache` (None: `~/.cache/harness1`)
-    unless it is there, after waiting, of which `say` is told, for another process that builds it. Raises UsageError:
-    the named index is scored by another unit than the configuration says."""
+    """Return the index that a user names, or the source's own, which is built into `cache` (None:
+    `~/.cache/harness1`) unless it is there. Raises UsageError: the named index is scored by another unit than the
+    configuration says."""
     if index:
         unit = open_retriever(index, config).info.unit
         if unit != config.index.unit:
@@ -73,10 +73,10 @@ def ensure_index(
     read: Read = read_silently,
     on_wait: Callable[[], None] | None = None,
 ) -> IndexInfo:
-    """Build the index of a source into a folder, unless the folder already holds it, by the source's fingerprint.
-    `force`: in any case. `whole`: also if documents were left out. `on_wait`: called before waiting for another process
-    that builds there; None: do not wait. Raises CorpusError: the folder holds something else, or the source cannot be
-    read; UsageError: the folder cannot be written, or is another's, or embeddings would be lost."""
+    """Build the index of a source into a folder, unless the folder already holds it. `force`: in any case. `whole`:
+    also if documents were left out. `on_wait`: called before waiting for another process that builds there; None: do
+    not wait. Raises CorpusError: the folder holds something else, or the source cannot be read; UsageError: it is
+    another's."""
     inputs = {"source": source.fingerprint, "build": build_hash(config.index)}
     stage = Stage("index", inputs, origins=origins_of_source(source))
     if not force and (done := _done(stage, out, whole)):
@@ -88,21 +88,18 @@ def ensure_index(
     is_ours = card.verb == "index" if card else bool(names & {"CURRENT", "vectors"})
     if any(name != LOCK and not name.startswith(f".{STAGE}.") for name in names) and not is_ours:
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
-    if not force:
-        _refuse_loss(source, out, config)
     with building(out, on_wait):
         if not force:
             if done := _done(stage, out, whole):
                 return done
-            _refuse_loss(source, out, config)  # another process may have built there meanwhile
+            _refuse_loss(source, out, config)
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
         return _finish(stage, out, info, source.reading.facts(), len(source.problems), _corpus(source))
 
 
 def add_to_index(source: Source, out: Path, config: Config, read: Read = read_silently) -> IndexInfo:
-    """Add the documents of a source to the index in a folder; an equal id replaces its document. Raises CorpusError:
-    the folder holds no index, or the source cannot be read."""
+    """Add the documents of a source to the index in a folder; an equal id replaces its document."""
     open_index(out)  # a folder without an index is refused before anything is written there
     with building(out):
         inputs = {"base": open_index(out).info.index_hash, "added": source.fingerprint}
@@ -156,14 +153,22 @@ def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
 
 def left_out_of(out: Path) -> int:
     """Return how many documents were left out of the index in a folder; 0 if its card does not say."""
-    count = card.outputs.get(LEFT_OUT) if (card := read_stage(out)) else 0
-    return count if isinstance(count, int) else 0
+    return _told(out, LEFT_OUT, 0)
 
 
 def reading_of(out: Path) -> dict[str, Any]:
     """Return what `Reading.facts` told of the files of the index in a folder; nothing if its card does not say."""
-    facts = card.outputs.get(READING) if (card := read_stage(out)) else None
-    return facts if isinstance(facts, dict) else {}
+    return _told(out, READING, dict[str, Any]())
+
+
+def corpus_of(out: Path) -> str | None:
+    """Return the corpus of an index; None if its card does not say."""
+    return _told(out, CORPUS, "") or None
+
+
+def _told(out: Path, name: str, otherwise: Told) -> Told:
+    value = card.outputs.get(name) if (card := read_stage(out)) else None
+    return value if isinstance(value, type(otherwise)) else otherwise
 
 
 def _with(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -179,12 +184,6 @@ def copies_of(index: str) -> Mapping[str, list[str]]:
     """Return the names of the further files with the text of a document, by the id of the document."""
     copies = None if is_engine(index) else reading_of(Path(index)).get("copies")
     return copies if isinstance(copies, dict) else {}
-
-
-def corpus_of(out: Path) -> str | None:
-    """Return the corpus of an index; None if its card does not say."""
-    corpus = card.outputs.get(CORPUS) if (card := read_stage(out)) else None
-    return corpus if isinstance(corpus, str) else None
 
 
 def _corpus(source: Source) -> str:
@@ -215,9 +214,8 @@ def files_of(index: str) -> Files:
         if folder is None or Path(doc_id).is_absolute() or ".." in Path(doc_id).parts:
             return None
         with suppress(OSError, ValueError):  # an id need not be the name of a file: it may be too long for one
-            if folder.is_file() and folder.name == doc_id:
-                return folder
-            return folder / doc_id if (folder / doc_id).is_file() else None
+            place = folder if folder.is_file() and folder.name == doc_id else folder / doc_id
+            return place if place.is_file() else None
         return None
 
     return find

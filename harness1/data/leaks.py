@@ -32,9 +32,8 @@ def normalise(query: str) -> str:
 
 
 class KnownQueries:
-    """Named queries to compare others with, each with all: with ten thousand of them in a third of a millisecond, and
-    missing nothing, unlike locality-sensitive hashing. `near`: the Jaccard similarity of the word sets of two queries,
-    as MinHash estimates it, from which they are the same. `queries`: pairs of a name and a query."""
+    """Named queries to compare others with, each with all, so that nothing is missed. `near`: the Jaccard similarity
+    of the word sets of two queries, as MinHash estimates it, from which they are the same."""
 
     def __init__(self, near: float, queries: Iterable[tuple[str, str]] = ()) -> None:
         self._near = near
@@ -102,9 +101,9 @@ class EvaluationSet:
 def evaluation_sets(
     sources: Iterable[Source], against: Sequence[str], taught: Collection[tuple[str, str]] = ()
 ) -> list[EvaluationSet]:
-    """Return the sets of tasks that must not be learned, each once. `sources`: datasets whose splits `dev` and `test`
-    are taken, but for a `dev` in `taught`, (name of the dataset, split). `against`: further sets: `DATASET:SPLIT`, or a
-    dataset, whose `dev` and `test` are taken, or else all its splits. Raises UsageError: a set does not exist."""
+    """Return the sets of tasks that must not be learned, each once: `dev` and `test` of the sources, but for a `dev`
+    in `taught`, (name of the dataset, split); and those of `against`: `DATASET:SPLIT`, or a dataset, whose `dev` and
+    `test` are taken, or else all its splits. Raises UsageError: a set does not exist."""
     own = [(source, split) for source in sources for split in _own_splits(source)]
     wanted = [(source, split) for source, split in own if split == TEST or (source.name, split) not in taught]
     for spec in against:
@@ -137,7 +136,7 @@ class Leak(NamedTuple):
 
 class Leaks:
     """Evaluation tasks, with which others are compared. Gold sets of one document are compared within a dataset,
-    because two datasets may use one id for different documents; larger ones with all. `compared`: sizes of the sets."""
+    because two datasets may use one id for different documents; larger ones with all."""
 
     def __init__(self, near: float, sets: Sequence[EvaluationSet] = ()) -> None:
         self.compared = {each.name: len(each.tasks) for each in sets}
@@ -201,8 +200,8 @@ class Selection(Record, kw_only=True):
 
 @dataclass(frozen=True)
 class TaskFilter:
-    """Leaves out what must not be learned. `sets`: the evaluation sets that must not be given away. `share`: one of the
-    two shares of a split, or "" for the whole. `excluded`: tasks, as (dataset, id), that earlier runs were made of."""
+    """Leaves out what gives away a task of `sets`, is of the other share, or was a task of earlier runs, (dataset,
+    id)."""
 
     data: Data
     sets: Sequence[EvaluationSet] = ()
@@ -259,8 +258,8 @@ def open_filter(
     against: Sequence[str] = (),
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> TaskFilter:
-    """Return the filter for learning from the `taught` splits, (dataset, split), of some datasets. Raises UsageError: a
-    set of `against` does not exist, or nothing is compared because `data.leaks` is "keep"."""
+    """Return the filter for learning from the `taught` splits, (dataset, split), of some datasets. Raises
+    UsageError: a set of `against` does not exist, or nothing is compared."""
     if data.leaks == "keep" and against:
         raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")
     sets = evaluation_sets(sources, against, taught) if data.leaks != "keep" else ()
@@ -268,8 +267,8 @@ def open_filter(
 
 
 def in_share(tasks: Sequence[Task], share: ShareName, data: Data) -> list[Task]:
-    """Return the tasks of a share, in their order: `data.sft_share` of them for "sft", the others for "rl". Tasks with
-    the same gold set share it. The choice depends on the whole split and the seed alone: two commands divide alike."""
+    """Return the tasks of a share, in their order: `data.sft_share` of them for "sft", the others for "rl". Tasks
+    with the same gold set share it, and two commands divide alike."""
     if not share:
         return list(tasks)
     groups: dict[GoldSet | str, list[Task]] = {}

@@ -60,8 +60,8 @@ class _Card(msgspec.Struct):
 
 
 def origins_of(*places: str | Path) -> tuple[str, ...]:
-    """Return the origins of datasets, as `open_source` takes their names, and of folders of any kind, by path. Where no
-    card tells all of a place, one of them is `UNKNOWN` and the last part of its path."""
+    """Return the origins of datasets, as `open_source` takes their names, and of folders of any kind. Where no card
+    tells all of a place, one of them is `UNKNOWN` and the last part of its path."""
     return united(*(_origins(place, named=True) for place in places))
 
 
@@ -79,10 +79,10 @@ def united(*each: Iterable[str]) -> tuple[str, ...]:
 
 
 def known_origins(*places: str | Path) -> tuple[str, ...]:
-    """Return the known origins of those places that are folders, or of what `KIND:FOLDER` names, with or without the
-    address of a server: what else a model was trained on, nobody can tell."""
-    folders = (found for place in places if (found := _folder(str(place))))
-    return tuple(each for each in origins_of(*folders) if not each.startswith(UNKNOWN))
+    """Return the known origins of those places that are folders, or of what `KIND:FOLDER` names: what else a model
+    was trained on, nobody can tell."""
+    folders = (next(filter(os.path.isdir, paths_in(str(place))), None) for place in places)
+    return tuple(each for each in origins_of(*filter(None, folders)) if not each.startswith(UNKNOWN))
 
 
 def searched_origins(*indexes: str) -> tuple[str, ...]:
@@ -90,10 +90,6 @@ def searched_origins(*indexes: str) -> tuple[str, ...]:
     an engine of another package the known ones."""
     folders = filter(os.path.isdir, map(at_home, filter(None, indexes)))  # agents search no index
     return united(origins_of(*folders), known_origins(*indexes))
-
-
-def _folder(name: str) -> Path | None:
-    return next(filter(os.path.isdir, paths_in(name)), None)
 
 
 def _origins(place: str | Path, *, named: bool) -> set[str]:

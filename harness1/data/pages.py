@@ -42,9 +42,8 @@ CELLS, AFTER_CELL = frozenset({"td", "th"}), "\x1f"
 
 
 def read_html(page: str) -> tuple[str, str]:
-    """Return the title of a page ("" if it has none) and its text: one line for each block and each row of a table,
-    without scripts and styles. The time may grow with the square of the depth of a page, which only hostile ones make
-    large."""
+    """Return the title of a page and its text: one line for each block and each row of a table. The time may grow
+    with the square of the depth of a page, which only hostile ones make large."""
     title, text, verbatim, in_title = list[str](), list[str](), 0, False
     node: LexborNode | None = LexborHTMLParser(page).root
     while node is not None:
@@ -87,8 +86,8 @@ _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 
 
 def join_hyphenated(pages: Sequence[str]) -> list[str]:
-    """Return pages whose words go on over no end of a line. Where the text writes a word with its hyphen, or without,
-    elsewhere, so it is written; else both ways, because nobody can know. Soft hyphens are none of the word."""
+    """Return pages whose words go on over no end of a line. A word is written as it is elsewhere in the text, with
+    its hyphen or without, else both ways, because nobody can know."""
     pages = [_SOFT_HYPHEN.sub("", page) for page in pages]
     if not any(map(_AT_LINE_END.search, pages)):
         return pages
@@ -151,7 +150,7 @@ _PAGE = re.compile(r"\s*+<(?:!doctype html|html|table)\b", re.IGNORECASE)
 
 def _misnamed(data: bytes) -> Contents:
     """Return what a file holds that has the name of an office document and is a page, as some programs save their
-    tables, or another text."""
+    tables, or text."""
     if is_binary(data):
         raise Unreadable("it is not what its name says")
     text, notice = decoded(data, declares=True)

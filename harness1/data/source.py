@@ -83,7 +83,7 @@ class Source:
     reading: Reading = field(default_factory=Reading)  # of the last pass over a folder of files
 
     def tasks(self, split: str) -> list[Task]:
-        """Return the tasks of one split. Raises UsageError: there is no such split."""
+        """Return the tasks of one split."""
         where = self.label or self.name
         if not self.splits:
             raise UsageError(f"{where} has documents, but no questions whose evidence is known")
@@ -92,8 +92,7 @@ class Source:
         return self.read_tasks(split)
 
     def training_split(self) -> str:
-        """Return the split that training takes its tasks from unless told another: `train`, `dev` or the only one.
-        Raises UsageError: there are no tasks, or several splits but none to train or tune on."""
+        """Return the split that training takes its tasks from unless told another: `train`, `dev` or the only one."""
         if taught := [name for name in ("train", "dev") if name in self.splits]:
             return taught[0]
         if len(self.splits) != 1:
@@ -102,8 +101,8 @@ class Source:
 
     @property
     def fingerprint(self) -> str:
-        """Return a value that changes when the corpus may have changed: it is made of names, sizes and times of files,
-        which are not read, or of name and edition of a generated corpus."""
+        """Return a value that changes when the corpus may have changed: of names, sizes and times of files, which
+        are not read, or of name and edition of a generated corpus."""
         if self.root is None:
             return digest([self.name, self.edition])
         files, folders = [] if self.root.is_dir() else [self.root], [self.root]
@@ -117,7 +116,7 @@ class Source:
 
 
 def status_of(file: Path) -> os.stat_result | None:
-    """Return what the system says of a regular file, also behind a link, or None if it is none or cannot be reached."""
+    """Return what the system says of a regular file, also behind a link, or None."""
     try:
         status = file.stat()
     except OSError:

@@ -193,8 +193,8 @@ def questions(walker: Walker, rng: random.Random, wanted: int) -> Iterator[World
 
 
 def questions_about_people(walker: Walker, rng: random.Random) -> Iterator[WorldQuestion]:
-    """Yield, in a scattered order, one question for every person that the document of something else names in a role:
-    about what only the person's own document states."""
+    """Yield a question for each person that another document names in a role: about what only the person's own
+    states."""
     named = [
         (rng.random(), entity.index, relation, target)
         for entity in walker.entities
@@ -238,8 +238,8 @@ more than 0.85 of their five-word shingles."""
 
 
 class SyntheticWorld:
-    """Exactly `size` documents about invented entities, about 4 % of them near duplicates of others in `copied`, which
-    are never evidence. `about`: as for `world_source`. Raises UsageError: `size` is below 20."""
+    """Exactly `size` documents about invented entities; those of `copied` have near duplicates, and are never
+    evidence."""
 
     def __init__(self, size: int, seed: int = 0, about: str = "") -> None:
         if size < SMALLEST:
@@ -261,19 +261,16 @@ class SyntheticWorld:
         self._shift = below(random.Random(f"world/{seed}/shift"), self.size)
 
     def documents(self) -> Iterator[Document]:
-        """Yield every document, in the order of its id."""
+        """Yield every document, in the order of its id; those after the last entity are near duplicates."""
+        towns, inverse = kind_ranges(len(self.entities))["town"], pow(self._step, -1, self.size)
         for place in range(self.size):
-            position = (place - self._shift) * pow(self._step, -1, self.size) % self.size
-            yield self.document(position)
-
-    def document(self, position: int) -> Document:
-        """Return the document of an entity, or, after the last entity, the near duplicate of one."""
-        copy = position - len(self.entities)
-        entity = self.entities[position if copy < 0 else self.copied[copy]]
-        text = compose(entity, self.entities, kind_ranges(len(self.entities))["town"])
-        if copy >= 0:
-            text = republish(text, random.Random(f"{entity.style}/copy"))
-        return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
+            position = (place - self._shift) * inverse % self.size
+            copy = position - len(self.entities)
+            entity = self.entities[position if copy < 0 else self.copied[copy]]
+            text = compose(entity, self.entities, towns)
+            if copy >= 0:
+                text = republish(text, random.Random(f"{entity.style}/copy"))
+            yield Document(doc_id=self.doc_id(position), title=entity.title, text=text)
 
     def doc_id(self, position: int) -> DocId:
         """Return the id of a document. Ids are scattered, so that they say nothing about the entity."""
@@ -307,9 +304,9 @@ class SyntheticWorld:
 
 
 def world_source(size: int, seed: int = 0, about: str = "") -> Source:
-    """Open a synthetic world of `size` documents. Dev and test have up to min(1000, size // 4) tasks each and train up
-    to min(8000, size); of fewer questions, dev and test get a sixth each. `about`: `people` for questions that two
-    documents answer, the second of which they do not name. Raises UsageError: `size` is below 20."""
+    """Open a synthetic world of `size` documents. Dev and test have up to min(1000, size // 4) tasks each and train
+    up to min(8000, size). `about`: `people` for questions that two documents answer, the second of which they do not
+    name."""
     world = SyntheticWorld(size, seed, about)
     name, label = "-".join(map(str, filter(None, (f"world-{size}-{seed}", about)))), "a synthetic world"
     return Source(
