@@ -110,7 +110,7 @@ class Machine(Keyed):
     embedder_key: str = ""  # Key of the embedder's server, sent as a bearer token.
     reranker: str = ""
     """A name or local folder of a cross-encoder for sentence-transformers; or the address of a server, as URL or
-    `MODEL@URL`, with `/rerank` as vLLM, llama.cpp, TEI and Cohere have it."""
+    `MODEL@URL`, with `/rerank` as vLLM, llama.cpp, TEI and Cohere have it, or vLLM's `/score`."""
     reranker_key: str = ""  # Key of the reranker's server, sent as a bearer token.
     device: str = ""  # For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one.
     threads: Count = 0  # Threads of models on a CPU; 0: torch's default, or a share of the cores in a worker.

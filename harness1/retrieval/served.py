@@ -53,22 +53,25 @@ class _Place(msgspec.Struct):
 
 
 class _Ranking(msgspec.Struct):
-    results: list[_Place]
+    results: list[_Place] = []
+    data: list[_Place] = []
 
 
 class _Shape(NamedTuple):
-    """How a request for scores names the texts, what else it holds, and how many texts it may have."""
+    """How a request for scores names the query and the texts, what else it holds, and how many texts it may have."""
 
+    query: str
     texts: str
     extras: Mapping[str, Any]
     most: int
 
 
-SHAPES = (
-    _Shape("documents", CUT, MANY),  # vLLM; llama.cpp ignores what it does not know
-    _Shape("documents", {}, MANY),  # Cohere, Jina
-    _Shape("texts", {"truncate": True}, FEW),  # TEI
+RERANK = (
+    _Shape("query", "documents", CUT, MANY),  # vLLM; llama.cpp ignores what it does not know
+    _Shape("query", "documents", {}, MANY),  # Cohere, Jina
+    _Shape("query", "texts", {"truncate": True}, FEW),  # TEI
 )
+SCORE = (_Shape("text_1", "text_2", CUT, MANY), _Shape("text_1", "text_2", {}, MANY))
 
 
 def is_served(reranker: str) -> bool:
@@ -139,15 +142,17 @@ class ServedEmbedder:
 
 
 class ServedScorer:
-    """A `Scorer` behind an address that ends in `/rerank`, which is added. Its server is asked once when this is made,
-    in each shape until one is not refused. Without a name of the model, the address identifies it."""
+    """A `Scorer` behind an address that ends in `/rerank`, which is added, or `/score`. Its server is asked once when
+    this is made, in each shape until one is not refused. Without a name of the model, the address identifies it."""
 
     def __init__(self, server: _Server, model: str) -> None:
         self._server, self._model = server, model
         self.hash = digest(["served reranker", model or server.url])
-        self._path = "" if server.url.endswith("/rerank") else "/rerank"
+        is_route = server.url.endswith(("/rerank", "/score"))
+        self._path = "" if is_route else "/rerank"
+        shapes = SCORE if server.url.endswith("/score") else RERANK
         probe = "water", ["water", "iron"]
-        self._shape, answer = _first_accepted(SHAPES, lambda shape: self._ask([probe], shape, None)[0])
+        self._shape, answer = _first_accepted(shapes, lambda shape: self._ask([probe], shape, None)[0])
         self._scores(answer, len(probe[1]))
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float64]:
@@ -175,12 +180,12 @@ class ServedScorer:
         bodies = []
         for query, texts in asked:
             all_of_them = {"top_n": len(texts)} if shape.texts == "documents" else {}
-            body = {"query": utf8_safe(query), shape.texts: [utf8_safe(text) for text in texts]}
+            body = {shape.query: utf8_safe(query), shape.texts: [utf8_safe(text) for text in texts]}
             bodies.append({**named, **body, **all_of_them, **shape.extras})
         return self._server.ask(self._path, bodies, _Ranking | list[_Place], deadline_s)
 
     def _scores(self, answer: _Ranking | list[_Place], count: int) -> list[float]:
-        places = answer if isinstance(answer, list) else answer.results
+        places = answer if isinstance(answer, list) else answer.results or answer.data
         found = [(each.index, each.score if each.relevance_score is None else each.relevance_score) for each in places]
         scores = [score for score in self._server.in_order(found, count) if score is not None and np.isfinite(score)]
         if len(scores) < count:

@@ -114,6 +114,11 @@ def vllm_rerank(body: Body) -> Any:
     return {"id": "r", "model": "m", "results": sorted(found, key=lambda each: -each["relevance_score"])}
 
 
+def vllm_score(body: Body) -> Any:
+    found = scores(body["text_1"], body["text_2"])
+    return {"data": [{"index": at, "object": "score", "score": score} for at, score in enumerate(found)]}
+
+
 def cohere(body: Body) -> Any:
     if extra := body.keys() - {"model", "query", "documents", "top_n", "max_tokens_per_doc"}:
         return refused(400, f"unknown field: {min(extra)}")
@@ -227,31 +232,32 @@ LIES: dict[str, Lie] = {
 }
 
 
-def test_a_wrong_answer_of_an_embedder_is_a_fault_and_never_a_ranking(tmp_path: Path) -> None:
-    now: list[Lie] = []
-    with replying(Server(embeddings=lambda body: now[0](embedded(body)) if now else openai(body))) as url:
-        build_index(DOCUMENTS, tmp_path, Index(dense=Dense(model=f"openai:bge@{url}/v1")))
+@pytest.mark.parametrize("lie", LIES)
+def test_a_wrong_answer_of_an_embedder_is_a_fault_and_never_a_ranking(tmp_path: Path, lie: str) -> None:
+    honest = [True]
+    server = Server(embeddings=lambda body: openai(body) if honest[0] else LIES[lie](embedded(body)))
+    with replying(server) as url:
+        model = f"openai:bge@{url}/v1"
+        build_index(DOCUMENTS, tmp_path, Index(dense=Dense(model=model)))
         config = Config(machine=machine())
         retriever = open_retriever(str(tmp_path), config)
-        for name, lie in LIES.items():
-            now[:] = [lie]
-            asked = [SearchRequest(f"{word} {word} {name}", 3) for word in ("moon", "sun")]
-            found = asyncio.run(retriever.search(asked))
-            assert all(isinstance(each, RetrievalFault) and url in each.message for each in found), (name, found)
-            if name != "other dimensions":
-                with pytest.raises((InfrastructureFault, Unreachable)):
-                    embedder(url)
-            now.clear()
-            (found,) = asyncio.run(retriever.search(asked[:1]))
-            assert isinstance(found, SearchResult), f"{name}: a fault is not remembered"
-        now[:] = [LIES["nothing"]]
+        honest[0] = False
+        found = asyncio.run(retriever.search([SearchRequest("moon", 3), SearchRequest("sun", 3)]))
+        assert all(isinstance(each, RetrievalFault) and url in each.message for each in found), found
         with pytest.raises(InfrastructureFault, match=r"\(2 attempts\)"):
             play(SearchEnv(config.env, retriever, machine=config.machine), search("moon"))
+        if lie != "other dimensions":
+            with pytest.raises((InfrastructureFault, Unreachable)):
+                embedder(url)
+        honest[0] = True
+        (found,) = asyncio.run(retriever.search([SearchRequest("moon", 3)]))
+        assert isinstance(found, SearchResult), "a fault is not remembered"
 
 
 RERANKERS: dict[str, tuple[str, Callable[[Body], Any]]] = {
     "vllm": ("/v1/rerank", vllm_rerank),
     "vllm's base": ("/v1", vllm_rerank),
+    "vllm's scores": ("/score", vllm_score),
     "cohere": ("/v2/rerank", cohere),
     "tei": ("", tei),
     "llama.cpp": ("/rerank", log_odds),
@@ -261,7 +267,7 @@ RERANKERS: dict[str, tuple[str, Callable[[Body], Any]]] = {
 @pytest.mark.parametrize("kind", RERANKERS)
 def test_each_shape_of_rerankers_is_found_out_and_ranks(tmp_path: Path, kind: str) -> None:
     place, route = RERANKERS[kind]
-    server = Server(rerank=route)
+    server = Server(**{("score" if place.endswith("score") else "rerank"): route})
     build_index(DOCUMENTS, tmp_path, Index())
     with replying(server) as url:
         ranking = Retrieval(rerank=Rerank(on=True))
@@ -275,7 +281,7 @@ def test_each_shape_of_rerankers_is_found_out_and_ranks(tmp_path: Path, kind: st
         assert {body["model"] for body in server.asked} == {"bge"}
         many = [("river", f"text {number}") for number in range(70)]
         assert len(open_cross_encoder(served).score([*many, *many])) == 140
-        texts = [len(body.get("texts") or body["documents"]) for body in server.asked[-3:]]
+        texts = [len(body.get("texts") or body.get("documents") or body["text_2"]) for body in server.asked[-3:]]
         assert texts[-1:] == [70] if kind != "tei" else sorted(texts) == [6, 32, 32]
 
 
@@ -310,32 +316,30 @@ WRONG: dict[str, Lie] = {
 }
 
 
-def test_a_wrong_answer_of_a_reranker_is_a_fault_and_never_a_ranking(tmp_path: Path) -> None:
-    now: list[Lie] = []
-
-    def route(body: Body) -> Any:
-        right = vllm_rerank(body)
-        return now[0](right["results"]) if now else right
-
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_answer_of_a_reranker_is_a_fault_and_never_a_ranking(tmp_path: Path, wrong: str) -> None:
+    honest = [True]
+    right = vllm_rerank
+    server = Server(rerank=lambda body: right(body) if honest[0] else WRONG[wrong](right(body)["results"]))
     build_index(DOCUMENTS, tmp_path, Index())
-    with replying(Server(rerank=route)) as url:
+    with replying(server) as url:
         ranking = Retrieval(rerank=Rerank(on=True))
         config = Config(Env(retrieval=ranking), machine=machine(reranker=f"bge@{url}/v2/rerank"))
         retriever = open_retriever(str(tmp_path), config)
-        verifier = open_verifier(Env(verification=Verification(judge="cross_encoder")), config.machine)
-        for name, lie in WRONG.items():
-            now[:] = [lie]
-            (found,) = asyncio.run(retriever.search([SearchRequest("the river and the sea", 3)]))
-            assert isinstance(found, RetrievalFault), name
-            assert url in found.message
-            with pytest.raises((InfrastructureFault, Unreachable)):
-                open_cross_encoder(config.machine)
-            (fault,) = asyncio.run(verifier.judge("The river.", [(UnitId("d"), "The river is wide. It is deep.")]))
-            assert isinstance(fault, VerifierFault), name
-            now.clear()
-            (judgement,) = asyncio.run(verifier.judge("the river", [(UnitId("d"), "The river is wide.")]))
-            assert isinstance(judgement, Judgement)
-            assert judgement.label == "yes"
+        judge = Env(verification=Verification(judge="cross_encoder"))
+        verifier = open_verifier(judge, config.machine)
+        honest[0] = False
+        (found,) = asyncio.run(retriever.search([SearchRequest("the river and the sea", 3)]))
+        assert isinstance(found, RetrievalFault)
+        assert url in found.message
+        with pytest.raises((InfrastructureFault, Unreachable)):
+            open_cross_encoder(config.machine)
+        (fault,) = asyncio.run(verifier.judge("The river.", [(UnitId("d"), "The river is wide. It is deep.")]))
+        assert isinstance(fault, VerifierFault)
+        honest[0] = True
+        (judgement,) = asyncio.run(verifier.judge("the river", [(UnitId("d"), "The river is wide.")]))
+        assert isinstance(judgement, Judgement)
+        assert judgement.label == "yes"
 
 
 def test_a_server_that_asks_to_wait_is_given_the_time() -> None:
