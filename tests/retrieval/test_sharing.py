@@ -235,6 +235,10 @@ def ask(retriever: CachingRetriever, *requests: SearchRequest) -> list[SearchRes
     return asyncio.run(retriever.search(requests))
 
 
+async def siblings(retriever: CachingRetriever, count: int) -> list[list[SearchResult | RetrievalFault]]:
+    return await asyncio.gather(*(retriever.search([ADA]) for _ in range(count)))
+
+
 def test_an_equal_search_is_answered_from_memory_with_the_same_objects() -> None:
     inner = Slow()
     retriever = cached(inner)
@@ -274,10 +278,7 @@ def test_equal_searches_under_way_are_one() -> None:
     inner = Slow()
     retriever = cached(inner)
 
-    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
-        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(8)))
-
-    found = asyncio.run(siblings())
+    found = asyncio.run(siblings(retriever, 8))
     assert all(result[0] is found[0][0] for result in found)
     assert inner.asked == [["Ada"]]
 
@@ -286,10 +287,7 @@ def test_a_fault_is_not_kept_and_not_shared() -> None:
     inner = Slow(faults=2)
     retriever = cached(inner)
 
-    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
-        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(4)))
-
-    kinds = [type(result[0]) for result in asyncio.run(siblings())]
+    kinds = [type(result[0]) for result in asyncio.run(siblings(retriever, 4))]
     assert kinds == [RetrievalFault, RetrievalFault, SearchResult, SearchResult]
     assert len(inner.asked) == 3
     inner = Slow(faults=2)
@@ -299,12 +297,8 @@ def test_a_fault_is_not_kept_and_not_shared() -> None:
 
 
 def test_every_caller_of_a_failing_retriever_gets_a_fault_however_many_they_are() -> None:
-    retriever = cached(Slow(delay=0.0, faults=400))
-
-    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
-        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(400)))
-
-    assert {type(result[0]) for result in asyncio.run(siblings())} == {RetrievalFault}
+    retriever = cached(Slow(delay=0.0, faults=150))
+    assert {type(result[0]) for result in asyncio.run(siblings(retriever, 150))} == {RetrievalFault}
 
 
 def test_a_search_is_cancelled_with_the_last_who_waits_for_it_and_can_be_asked_anew() -> None:
