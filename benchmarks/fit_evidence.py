@@ -1,4 +1,5 @@
-"""Fit the weights of a document's evidence value on splits that are no test splits, and show whether they carry over.
+"""Fit the weights of a document's evidence value on splits that are no test splits, and show whether they carry over;
+or, with `--confidence`, how sure it is that a document is one that the question asks for.
 
 A policy plays the tasks of each split; the features of all units that it has found are what is fitted. Searches by
 terms and hybrid ones have weights of their own; only the former are fitted on untitled copies too, which would have to
@@ -8,6 +9,12 @@ printed with the weights fitted on all splits, and with those fitted without its
 out`).
 
     python benchmarks/fit_evidence.py --data $DATA --indexes indexes [--mode hybrid] [--tasks 500] [--write FILE]
+
+For confidences it plays questions of each dataset over its own corpus, which answers them, and questions of all others
+over it, which it mostly does not: datasets on the same subjects answer some of each other's. The confidence is that of
+the best delivered document, so the weights are fitted in turns with the choice of that document.
+
+    python benchmarks/fit_evidence.py --confidence $DATA/scifact:train $TRAIN/nq_oracle:train ... [--tasks 100]
 """
 
 from __future__ import annotations
@@ -15,11 +22,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +44,8 @@ from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
+from harness1.memory.confidence import CONVINCING, Features, features
+from harness1.memory.confidence import FITTED as CONFIDENCE
 from harness1.memory.ranking import FEATURES, FITTED, Fitted
 from harness1.policy.registry import open_policy
 from harness1.records import Task, UnitId
@@ -49,6 +59,8 @@ UNTITLED = SPLITS[:3]
 carry over to corpora that have none."""
 SIZES = (3, 8, 15)
 RIDGE = 1e-3
+THRESHOLDS = (CONVINCING, 0.2, 0.3, 0.5)
+CONFIDENCE_RIDGE, ROUNDS = 1e-2, 6
 WITHOUT = " untitled"
 Array = NDArray[np.float64]
 
@@ -70,6 +82,10 @@ class Found:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Fit and print; return what `--json` prints."""
     options = _options(arguments)
+    if options.confidence:
+        report = _confidence(options)
+        print(json.dumps(report) if options.json else _confidence_table(report))
+        return report
     settings = [f"env.retrieval.mode={options.mode}", "env.evidence.rank=true", "env.leads.on=true"]
     dense = [f"index.dense.model={MODEL}"] if options.mode == "hybrid" else []
     config = load_config(None, [*settings, *dense, *options.overrides])
@@ -93,10 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fit_evidence", description="Fit the weights of the evidence value.")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the benchmarks")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", type=Path, help="folder of the benchmarks")
+    what.add_argument("--confidence", nargs="+", metavar="FOLDER:SPLIT", help="fit confidences on these splits")
     parser.add_argument("--indexes", type=Path, default=Path("indexes"), help="folder of their indexes")
     parser.add_argument("--mode", choices=("bm25", "hybrid"), default="bm25", help="ranking of searches")
-    parser.add_argument("--tasks", type=int, default=500, help="tasks of each split")
+    parser.add_argument(
+        "--tasks", type=int, default=500, help="tasks of each split; for confidences also of all others together"
+    )
     parser.add_argument("--policy", default="scripted", help="policy that plays them")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="setting, such as env.max_turns=9")
     parser.add_argument("--write", type=Path, help="file to write the weights to")
@@ -189,6 +209,86 @@ def _table(report: Mapping[str, Any]) -> str:
             for label in ("searched", "now", "fitted", "left_out")
         ]
         lines.append(f"{row['split']:>24}  seen {row['seen']:.3f}  " + "  ".join(cells))
+    return "\n".join(lines)
+
+
+class Asked(NamedTuple):
+    """A question: the features of what was delivered [documents, features], and whether the corpus answers it."""
+
+    features: Array
+    own: bool
+
+    def confidence(self, weights: Array) -> float:
+        return float(1 / (1 + np.exp(-(self.features @ weights).max())))
+
+
+def _confidence(options: argparse.Namespace) -> dict[str, Any]:
+    places = dict.fromkeys(options.confidence)
+    tasks = {place: open_source(place.rpartition(":")[0]).tasks(place.rpartition(":")[2]) for place in places}
+    found = {place: asyncio.run(_ask(place, tasks, options)) for place in places}
+    weights, now = fit_confidence([*found.values()]), np.array(CONFIDENCE)
+    rows = list[dict[str, Any]]()
+    for place, asked in found.items():
+        others = [each for other, each in found.items() if other != place]
+        left_out = fit_confidence(others) if others else weights
+        rows.append({"dataset": place, "left out": shares(asked, left_out), "now": shares(asked, now)})
+    return {"weights": Features(*map(float, weights))._asdict(), "thresholds": THRESHOLDS, "datasets": rows}
+
+
+async def _ask(place: str, tasks: Mapping[str, Sequence[Task]], options: argparse.Namespace) -> list[Asked]:
+    config, source = load_config(None, ["env.retrieval.mode=bm25"]), open_source(place.rpartition(":")[0])
+    index = options.indexes / source.name
+    ensure_index(source, index, config)
+    env = SearchEnv(config.env, open_retriever(str(index), config), machine=config.machine)
+    rng = random.Random(source.name)
+    own, others = list(tasks[place]), [task for other, each in tasks.items() if other != place for task in each]
+    found = list[Asked]()
+    for answered, asked in ((True, own), (False, others)):
+        for task in rng.sample(asked, min(options.tasks, len(asked))):
+            episode = await rollout(env, open_policy(options.policy), task.public())
+            memory = env.state.memory
+            table = features(memory.query, [(e.title, memory.text_of(unit)) for unit, e in memory.pool.entries.items()])
+            at = {unit: number for number, unit in enumerate(memory.pool.entries)}
+            if episode.curated:
+                found.append(Asked(table[[at[place.unit_id] for place in episode.curated]], answered))
+    return found
+
+
+def fit_confidence(datasets: Sequence[Sequence[Asked]]) -> Array:
+    """Return the weights that tell own questions from others; each half of each dataset weighs the same."""
+    asked = [each for dataset in datasets for each in dataset]
+    share = np.array([1 / sum(each.own == other.own for other in dataset) for dataset in datasets for each in dataset])
+    wanted = np.array([float(each.own) for each in asked])
+    weights = np.array([*[2.0] * (len(CONFIDENCE) - 1), -3.0])
+    for _ in range(ROUNDS):
+        best = np.array([each.features[np.argmax(each.features @ weights)] for each in asked])
+
+        def loss(weights: Array, best: Array = best) -> tuple[float, Array]:
+            values, free = best @ weights, np.r_[weights[:-1], 0]
+            total = float(share @ (np.logaddexp(0, values) - wanted * values) + CONFIDENCE_RIDGE * free @ free)
+            return total, best.T @ (share * (1 / (1 + np.exp(-values)) - wanted)) + 2 * CONFIDENCE_RIDGE * free
+
+        bounds = [*[(0, None)] * (len(CONFIDENCE) - 1), (None, None)]
+        weights = np.asarray(minimize(loss, weights, jac=True, method="L-BFGS-B", bounds=bounds).x, np.float64)
+    return weights
+
+
+def shares(asked: Sequence[Asked], weights: Array) -> dict[str, list[float]]:
+    """Return for each threshold the share of own questions with something convincing, and of others with nothing."""
+    own, others = (np.array([each.confidence(weights) for each in asked if each.own == own]) for own in (True, False))
+    return {
+        "convincing": [float(np.mean(own >= least)) for least in THRESHOLDS],
+        "refused": [float(np.mean(others < least)) for least in THRESHOLDS],
+    }
+
+
+def _confidence_table(report: Mapping[str, Any]) -> str:
+    lines = [", ".join(f"{name} {weight:.2f}" for name, weight in report["weights"].items())]
+    lines.append(f"own questions with something convincing, others with nothing, from {report['thresholds']}")
+    for row in report["datasets"]:
+        for name in ("left out", "now"):
+            pairs = zip(row[name]["convincing"], row[name]["refused"], strict=True)
+            lines.append(f"{row['dataset'][-40:]:>40} {name:>9}  " + "  ".join(f"{a:.3f} {b:.3f}" for a, b in pairs))
     return "\n".join(lines)
 
 

@@ -168,8 +168,8 @@ class Peer:
         lines.append(f"Older: {', '.join(older[: settings.pool.older])} (+{len(older[settings.pool.older :])} more)")
         lines += ["HISTORY", *self.history[-settings.history.lines :]]
         ranked = sorted(self.entities.items(), key=lambda item: (-len(item[1]), item[0]))
-        for name, documents in [item for item in ranked if len(item[1]) > 1][: settings.evidence.entities]:
-            lines.append(f"{name}: {', '.join(sorted(documents)[: settings.evidence.documents])} ({len(documents)})")
+        for name, documents in [item for item in ranked if len(item[1]) > 1][: settings.evidence.shared[0]]:
+            lines.append(f"{name}: {', '.join(sorted(documents)[: settings.evidence.shared[1]])} ({len(documents)})")
         lines.append(f"Entities in one document: {sum(1 for _, documents in ranked if len(documents) == 1)}")
         lines.append(f"Near duplicates hidden: {self.hidden}")
         return "\n".join(lines)
@@ -179,11 +179,11 @@ class Peer:
 
     def _prompt(self) -> int:
         """Return the number of tokens of the whole prompt; the oldest turns are left out while it is too long."""
-        recent = self.turns[-self.env.rendering.recent :]
+        recent = self.turns[-self.env.rendering.window[0] :]
         while True:
             messages = [*self.static, self.query]
-            if len(self.turns) > self.env.rendering.recent:
-                messages.append(self.snapshots[len(self.turns) - self.env.rendering.recent])
+            if len(self.turns) > self.env.rendering.window[0]:
+                messages.append(self.snapshots[len(self.turns) - self.env.rendering.window[0]])
             for turn in recent:
                 last = turn is recent[-1]
                 messages.append(turn.reasoning if last else turn.reasoning[:OLDER_REASONING_CHARACTERS])

@@ -3,8 +3,7 @@ over."""
 
 import numpy as np
 
-from benchmarks import fit_confidence
-from benchmarks.fit_evidence import Found, fit
+from benchmarks.fit_evidence import Asked, Found, fit, fit_confidence, shares
 from harness1.memory.confidence import FITTED
 from harness1.memory.ranking import FEATURES
 
@@ -34,14 +33,14 @@ def test_recall_counts_gold_that_was_never_found() -> None:
 def test_a_confidence_is_learned_from_the_best_document_of_each_question() -> None:
     draw = np.random.default_rng(0)
 
-    def asked(own: bool) -> fit_confidence.Asked:
+    def asked(own: bool) -> Asked:
         table = draw.random((6, len(FITTED))) / 2
         table[:, -1], table[draw.integers(6), FITTED._fields.index("names")] = 1.0, own
-        return fit_confidence.Asked(table, own)
+        return Asked(table, own)
 
     questions = [asked(own) for own in (True, False) for _ in range(40)]
-    weights = fit_confidence.fit([questions])
+    weights = fit_confidence([questions])
     assert FITTED._fields[int(weights.argmax())] == "names"
     assert weights[:-1].min() >= 0
-    found = fit_confidence.shares(questions, weights)
+    found = shares(questions, weights)
     assert found["convincing"][-1] > 0.9 < found["refused"][-1]

@@ -1,6 +1,6 @@
 """How sure it is that a document is one that the question asks for, from the texts alone. The evidence value compares
 the units of one pool, so in any pool some unit is the best; a confidence means the same for every question. Fitted and
-measured by `benchmarks/fit_confidence.py`."""
+measured by `benchmarks/fit_evidence.py --confidence`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.memory.entities import FUNCTION_WORDS
-from harness1.memory.question import content_terms, head, mask_of, read_question
+from harness1.memory.question import bits, content_terms, head, mask_of, read_question
 from harness1.memory.sentences import split
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Curated, UnitId
@@ -52,16 +52,17 @@ def features(question: str, documents: Sequence[tuple[str, str]]) -> NDArray[np.
     for found, (_, text) in zip(said, documents, strict=True):
         found += [found[0] | mask_of(content_terms(sentence), asked.terms) for sentence in split(text)]
     masks = [reduce(or_, found) for found in said]
-    counts = _bits(masks, len(asked.terms)).sum(axis=0)
+    present = bits(np.array(masks, np.int64), len(asked.terms))
+    counts = present.sum(axis=0)
     rarity = np.log1p((len(documents) - counts + 0.5) / (counts + 0.5))
     rarity /= rarity.sum()
-    cover = _bits(masks, len(asked.terms)) @ rarity
+    cover = present @ rarity
     for at, (title, _) in enumerate(documents):
         names = [masks[at] & name == name for name in asked.names]
         meant = head(title)
         named = len(meant) > 2 and meant not in FUNCTION_WORDS and f" {meant} " in asked.flat
         table[at] = Features(
-            sentence=float((_bits(said[at], len(asked.terms)) @ rarity).max()),
+            sentence=float((bits(np.array(said[at], np.int64), len(asked.terms)) @ rarity).max()),
             names=sum(names) / max(1, len(names)),
             title=said[at][0].bit_count() / max(1, len(set(titles[at]))),
             named=float(named),
@@ -94,7 +95,3 @@ def judge(memory: WorkingMemory, delivered: Sequence[Curated]) -> Judgement:
     found = confidences(memory.query, [(entry.title, memory.text_of(unit)) for unit, entry in entries.items()])
     of = dict(zip(entries, found, strict=True))
     return Judgement({place.unit_id: of[place.unit_id] for place in delivered})
-
-
-def _bits(masks: Sequence[int], terms: int) -> NDArray[np.float64]:
-    return ((np.array(masks, np.int64)[:, None] >> np.arange(terms)) & 1).astype(np.float64)

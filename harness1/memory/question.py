@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.memory.sentences import okapi, tokens
+from harness1.memory.sentences import WORDS, okapi, tokens
 from harness1.words import Remembered, has_foreign, normal, signed, spaced_out, stem, words
 
 SCANNED_CHARACTERS = 8000  # characters of a text that are read for names and sentences
@@ -18,25 +21,7 @@ MOST_TERMS = 60  # terms of a question that count; a set of them is a machine wo
 ARTICLE = 5  # characters before a name that a text begins with: room for an article or a bracket
 STEM = 5  # letters that identify a word: director, directed and directing share them
 
-RELATIONS = tuple(
-    frozenset(group.split())
-    for group in (
-        "director directors directed directing film films movie movies filmmaker",
-        "father mother parent parents son sons daughter child children grandfather grandmother grandson granddaughter"
-        " grandchild uncle aunt nephew niece brother sister sibling siblings stepfather stepmother family",
-        "husband wife spouse married marriage widow consort",
-        "composer composed composition music score soundtrack songwriter",
-        "performer performed song sung singer recorded band single album",
-        "author wrote written writer writers screenplay novel book novelist",
-        "founder founded established created creator",
-        "producer produced production",
-        "actor actress starred starring stars star cast played plays role character",
-        "president chairman leader led head coach coached manager captain",
-        "born birth birthplace native hometown",
-        "died death killed buried",
-    )
-)
-"""Groups of words about the same relation: if the question has one of them, all are relevant near a name."""
+RELATIONS = tuple(words for kind, words in WORDS.items() if kind.startswith("relation_"))
 
 _LINK = "(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) "
 _JOINED = re.compile(rf"\b[A-Z][\w'’.-]*(?:,? (?:{_LINK})*[A-Z0-9][\w'’.-]*)+")
@@ -192,6 +177,11 @@ def _words(text: str) -> list[str]:
     if not text.isascii():
         text = "".join([letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)])
     return tokens(spaced_out(text.replace("'", "").replace("’", "").replace("_", " ")))
+
+
+def bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
+    """Return sets of terms as rows of 0 and 1."""
+    return ((masks[:, None] >> np.arange(terms)) & 1).astype(np.float64)
 
 
 def by_relevance(passages: Sequence[str], question: str) -> list[int]:

@@ -26,6 +26,7 @@ from harness1.memory.question import (
     LONGEST_TITLE,
     SCANNED_CHARACTERS,
     Question,
+    bits,
     content_terms,
     head,
     likeness,
@@ -411,18 +412,18 @@ class EvidenceValue(Forkable):
         titled = np.array(list(map(bool, self.titles)))
         table[:, _AT["siblings"]] = titled * np.minimum(1.5, (together - ranks) / 3)
         masks = np.frombuffer(self.masks, np.int64)
-        bits = _bits(masks, len(question.terms))
+        held = bits(masks, len(question.terms))
         by_question: NDArray[np.bool_] = best > 0
         # What the leads bring has other terms: it must not reorder what the question found.
-        found = bits[by_question] if by_question.any() else bits
+        found = held[by_question] if by_question.any() else held
         counts = found.sum(axis=0)
         rarity = np.log1p((len(found) - counts + 0.5) / (counts + 0.5))
         rarity /= max(float(rarity.sum()), 1e-9)
-        cover = bits @ rarity
+        cover = held @ rarity
         table[:, _AT["cover"]] = cover / max(float(cover.max()), 1e-9)
         units, sentences = np.frombuffer(self.sentences, np.int64).reshape(-1, 2).T
         said = np.zeros(len(table))
-        np.maximum.at(said, units, _bits(sentences, len(question.terms)) @ rarity)
+        np.maximum.at(said, units, bits(sentences, len(question.terms)) @ rarity)
         table[:, _AT["sentence"]] = said / max(float(said.max()), 1e-9)
         for mask in question.names:
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
@@ -440,7 +441,3 @@ class EvidenceValue(Forkable):
 def weights_for(features: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of features: others where embeddings are known."""
     return _EMBEDDINGS if features[:, _AT["semantic"]].any() else _TERMS
-
-
-def _bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
-    return ((masks[:, None] >> np.arange(terms)) & 1).astype(np.float64)

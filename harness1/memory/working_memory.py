@@ -15,14 +15,9 @@ from harness1.memory.entities import SCANNED, Bridge, EntityHandles, EvidenceGra
 from harness1.memory.parts import CuratedSet, Forkable, HistoryLine, Pool, VerificationCache
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name, read_question
 from harness1.memory.ranking import Assessment, EvidenceValue, Lead
+from harness1.memory.sentences import WORDS
 from harness1.plain import digest
 from harness1.records import ChunkId, Hit, Ranking, Unit, UnitId
-
-OWN_WORDS = frozenset(
-    "action added bridge budget curated evicted evidence finish further hidden history older pool pruned question"  # noqa: SIM905
-    " reasoning re-tagged refused removed returned rules search shared tags turn unknown verified".split()
-)
-"""Words that lines of the environment begin with; no document makes one a lead."""
 
 
 class WorkingMemory(Forkable, dict=True):
@@ -102,10 +97,10 @@ class WorkingMemory(Forkable, dict=True):
             self.entities.add(" ".join(lead.name.split()) for lead in shown)
 
     def shown_leads(self, env: Env) -> Sequence[Lead]:
-        leads = self.assess().leads
-        if env.has("marks"):
-            leads = tuple(lead for lead in leads if entity_key(lead.name) not in OWN_WORDS)
-        return leads[: env.leads.lines]
+        leads: Iterable[Lead] = self.assess().leads
+        if env.has("marks"):  # no document makes a word of the environment a lead
+            leads = (lead for lead in leads if entity_key(lead.name) not in WORDS["own"])
+        return tuple(islice(leads, env.leads.lines))
 
     def text_of(self, unit_id: UnitId) -> str:
         return "\n".join(hit.text for hit in self.hits_of(unit_id))
