@@ -158,7 +158,9 @@ def test_every_setting_is_read_somewhere() -> None:
         for path, name in zip(paths, names, strict=True)
     ]
     unread = [
-        path for path, (group, name) in zip(paths, words, strict=True) if not re.search(rf"{group}\.{name}\b", source)
+        path
+        for path, (group, name) in zip(paths, words, strict=True)
+        if not re.search(rf"({group}|settings)\.{name}\b", source)
     ]
     assert unread == []
 
@@ -184,7 +186,7 @@ def test_every_setting_is_read_somewhere() -> None:
         ("env.max_turns", "a.b=value"),
         ("env..max_turns=1", "a.b=value"),
         ("env.generation_reserve=32768", "smaller than env.context_window"),
-        ("env.rendering.recent_max=4", "recent_max"),
+        ("env.rendering.recent_max=4", "env.rendering.window"),
         ("env.pruning.on=true", "env.rendering.order=transcript"),
         ('env.mechanisms=["grepp"]', "grepp"),
         ("rl.ratio=[6, 5]", "rl.ratio"),

@@ -37,6 +37,8 @@ from harness1.rl.train import EPISODES
 from harness1.sft.collect import open_runs, student_place, tasks_of_runs
 from harness1.viewer.report import ensure_report
 
+EASY = 0.9  # share of the oracle's gain from which nothing is left to learn
+
 
 def check(
     dataset: options.DatasetName,
@@ -55,6 +57,7 @@ def check(
     judged: Judged = 20,
     tools: options.Tools = None,
     rewards: options.Rewards = None,
+    easy: Annotated[float, Option(help="Score of a policy that does not think from which to refuse; 1: never.")] = EASY,
     config: options.ConfigFile = None,
     overrides: options.Overrides = None,
     force: options.Force = False,
@@ -64,7 +67,7 @@ def check(
     The same command resumes a stopped check.
 
     A judge reads the best-paid episodes of every policy but the oracle, or those of --run (a run, or a training). Its
-    replies are kept in judge.jsonl of its folder. Exit code 1 if a policy that does not think reaches `rl.easy`.
+    replies are kept in judge.jsonl of its folder. Exit code 1 if a policy that does not think reaches --easy.
 
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small"""
     settings = resolve(config, overrides, tokenizer, tools=tools, rewards=rewards)
@@ -89,7 +92,7 @@ def check(
         print_result(whole, as_json, lambda _: print_report(report, out))
         if not as_json:
             print_findings(found)
-    _refuse_easy(report, settings.rl.easy)
+    _refuse_easy(report, easy)
 
 
 def _refuse_easy(report: admission.AdmissionReport, bound: float) -> None:
@@ -98,7 +101,7 @@ def _refuse_easy(report: admission.AdmissionReport, bound: float) -> None:
         say(
             f"TOO EASY: {best.policy}, which does not think, earns {best.reward:.3f}, {best.score:.0%} of what the"
             " oracle gains over doing nothing. There is nothing to learn: take harder tasks, or a reward that tells"
-            " them apart; --set rl.easy=1 goes on"
+            " them apart; --easy 1 goes on"
         )
         raise typer.Exit(1)
 

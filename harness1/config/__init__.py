@@ -43,9 +43,8 @@ from harness1.config.settings import (
     RUN,
     SWITCHES,
     Settings,
-    leave_out_default,
     present,
-    to_record,
+    to_hash,
     unite,
     without_removed,
 )
@@ -75,22 +74,6 @@ FORMER = "run"  # The old name of `[machine]`. Recorded cards and hashes still u
 LONGEST = 64 << 10
 """Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
-LATER_TRAINING = (
-    "rl.discount",
-    "train.attention",
-    "train.save_minutes",
-    "train.max_steps",
-    "train.lora.experts",
-    "train.lora.layers",
-    "rl.gate",
-    "rl.easy",
-    "sft.gates.per_task",
-    "sft.gates.precision",
-    "sft.gates.same_searches",
-    "sft.useless_weight",
-    "policy.max_tokens",
-)
-"""Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 
 
 class Config(Settings):
@@ -114,8 +97,8 @@ class Config(Settings):
     def __post_init__(self) -> None:
         if self.env.generation_reserve >= self.env.context_window:
             raise ConfigError("env.generation_reserve must be smaller than env.context_window")
-        if self.env.rendering.recent_max < self.env.rendering.recent:
-            raise ConfigError("env.rendering.recent_max must not be smaller than env.rendering.recent")
+        if self.env.rendering.window[1] < self.env.rendering.window[0]:
+            raise ConfigError("env.rendering.window must begin with the smaller number")
         if self.env.has("pruning") and self.env.rendering.order != "transcript":
             raise ConfigError(
                 "the mechanism pruning needs env.rendering.order=transcript: the other orders drop old turns anyway"
@@ -134,12 +117,9 @@ class Config(Settings):
     @property
     def hash(self) -> str:
         """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, of the tasks."""
-        tree, defaults = to_record(msgspec.structs.replace(self, machine=Machine()), ""), to_record(Config(), "")
-        tree["env"], tree["index"], tree["reward"] = self.env.to_hash(), self.index.to_hash(), self.reward.to_hash()
-        for path in LATER_TRAINING:
-            leave_out_default(tree, defaults, path)
+        tree = to_hash(self, "") | {"env": self.env.to_hash(), "reward": self.reward.to_hash(), FORMER: dict(RUN)}
         del tree["machine"], tree["data"]
-        return digest(tree | {FORMER: dict(RUN)})
+        return digest(tree)
 
 
 def load_config(
@@ -149,23 +129,18 @@ def load_config(
     tools: Sequence[str] = (),
     rewards: Mapping[str, float] = MappingProxyType({}),
 ) -> Config:
-    """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
-
-    Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
-    `[reward]` section. A `dtype` of `auto` becomes the type that is faster here (`fastest_dtype`). Defaults are the
-    published constants (Harness-1, arXiv 2606.02373) but for five settings of the environment.
+    """Return the defaults (see above), overlaid with a TOML file, overlaid with `a.b=value` settings, whose values are
+    read as TOML, or as strings. Reward weights set by neither are those of `reward.recipe`; an override of the recipe
+    replaces the file's whole `[reward]` section. A `dtype` of `auto` becomes `fastest_dtype()`.
 
     Args:
-        path: a TOML file with any of the keys that `harness1 config show` prints, or the name of a configuration that
-            comes with the package, such as `small`; `harness1 config list` prints them.
-        overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
+        path: a file, or the name of a configuration that comes with the package, such as `small`.
         env: the settings of the environment instead of the defaults, if the file has none.
         tools: further tools for `env.plugins`, such as `FILE.py:NAME`.
         rewards: the weights of the terms whose sum is the reward, by name, in place of what the file says of it.
 
     Raises:
-        ConfigError: there is no such file or name, a key is unknown, a value has the wrong type or is out of range, or
-            the file is not TOML, or is longer than `LONGEST`.
+        ConfigError: there is no such file or name, a key is unknown, a value is wrong, or the file is no TOML.
         UsageError: a plugin that it names is not installed, or cannot be imported.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(config_file(path), path)

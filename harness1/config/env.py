@@ -12,15 +12,17 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config.settings import (
+    LATER,
     SWITCHES,
     Count,
     Positive,
     Settings,
-    leave_out_default,
     present,
     refuse_removed,
+    to_hash,
     to_record,
     unite,
+    without_later,
     without_removed,
 )
 from harness1.errors import ConfigError
@@ -33,19 +35,6 @@ PRUNED_OUTPUT = 4096  # Most tokens of one observation in a transcript that is p
 HITS_SHARE = 0.5  # largest share of a prompt for the hits of one observation with what stands beside them
 TITLE_SHARE = 1 / 16  # The largest share of a prompt that one title may take.
 LARGEST_CAP = 30  # The most units that a curated set may hold.
-_LATER = (
-    ("evidence", "rank", False),
-    ("compression", "characters", 0),
-    ("evidence", "lines", LARGEST_CAP),
-    ("fan_out", "hits", 0),
-    ("leads", "on", False),
-    ("leads", "handles", False),
-    ("auto_populate", "by", "first"),
-    ("read", "by", "order"),
-    ("verification", "titles", False),
-    ("rendering", "marks", False),
-)
-"""Settings that did not exist when environments were first recorded: group, name, and the value that means off."""
 
 
 class Search(Settings):
@@ -85,8 +74,8 @@ class Read(Settings):
 class Verification(Settings):
     """The tool `verify`: a claim judged against documents."""
 
-    judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
-    """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
+    judge: Literal["lexical", "language_model", "cross_encoder"] = "lexical"
+    """Shared words, or the language model at `machine.verifier`; `cross_encoder` is in old records alone."""
     model: str = ""  # The judging language model's name on its server.
 
 
@@ -117,8 +106,7 @@ class Compression(Settings):
 class Evidence(Settings):
     """The evidence graph, which links entities to units that name them, and the order of the units by their value."""
 
-    entities: Positive = 8  # Entities shown.
-    documents: Positive = 5  # Documents named beside each bridge entity.
+    shared: tuple[Positive, Positive] = (8, 5)  # Entities shown that documents share, and documents named beside each.
     lines: Positive = LARGEST_CAP  # Documents that the evidence order names, the best first: all that can be delivered.
 
 
@@ -157,8 +145,8 @@ class Rendering(Settings):
     order: Literal["paper", "stable_first", "epoch", "transcript"] = "paper"
     """`paper`: the memory, then the last turns, written anew each turn. `stable_first`: turns, then memory, for a
     prefix cache. `epoch`: a snapshot of the memory, continued for some turns. `transcript`: all turns, no memory."""
-    recent: Positive = 5  # Turns shown in full.
-    recent_max: Positive = 9  # `stable_first`: the window grows to this many turns, then is cut back to `recent`.
+    window: tuple[Positive, Positive] = (5, 9)
+    """Turns shown in full; of `stable_first`, how many they grow to before they are cut back to the first number."""
     epoch_turns: Positive = 5  # `epoch`: turns that continue one snapshot.
     instructions: Literal["full", "brief", "plain", "minimal"] = "full"
     """The static prompt: all rules; the few that fit a small window; plain words for small models that were not trained
@@ -239,11 +227,9 @@ class Env(Settings):
     def to_hash(self) -> dict[str, Any]:
         """Return the settings that enter hashes: all, except that mechanisms made after the first records count only
         where they are on, so that earlier records keep their hashes. A file of one's own counts by its content."""
-        tree = self.plain()
+        tree = without_later(self.plain(), "env.")
         if self.plugins:
             tree["plugins"] = [identity(name) for name in self.plugins]
-        for group, name, off in _LATER:
-            leave_out_default(tree, {group: {name: off}}, f"{group}.{name}")
         return {group: settings for group, settings in tree.items() if group != "leads" or self.has("leads")}
 
     def plain(self) -> dict[str, Any]:
@@ -252,9 +238,7 @@ class Env(Settings):
         del tree["mechanisms"]
         for mechanism, (group, name) in SWITCHES.items():
             tree.setdefault(group, {})[name] = mechanism in self.mechanisms
-        for name in ("plugins", "tools"):
-            leave_out_default(tree, {name: []}, name)
-        return tree
+        return {name: value for name, value in tree.items() if value != []}
 
     @property
     def ranks(self) -> bool:
@@ -314,10 +298,11 @@ def read_recorded(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return recorded settings of an environment without removed ones, and with unmentioned mechanisms switched off."""
     complete = deepcopy(dict(tree))
     unite(complete, "env.")
-    for group, name, off in _LATER:
+    for path in (path for path in LATER if path.startswith("env.")):
+        _, group, name = path.split(".")
         settings = complete.get(group, {})
         if isinstance(settings, dict) and not ("mechanisms" in tree and (group, name) in SWITCHES.values()):
-            complete[group] = {name: off} | settings  # a group that is none is damaged, which its reader says
+            complete[group] = {name: LATER[path]} | settings  # a group that is none is damaged, which its reader says
     return without_removed(complete, "env.")
 
 
@@ -357,11 +342,7 @@ class Index(Settings):
             raise ConfigError(f"index.language={self.language}: give one of {', '.join((AUTO, NONE, *known))}")
 
     def to_hash(self) -> dict[str, Any]:
-        """Return the settings that enter hashes: all, but `auto` as language, because earlier ones had none."""
-        tree = to_record(self, "index.")
-        if self.language == AUTO:
-            del tree["language"]
-        return tree
+        return to_hash(self, "index.")
 
 
 T = TypeVar("T")

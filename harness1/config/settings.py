@@ -44,7 +44,9 @@ UNITED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "rl": {"ratio": {"ratio_min": 0.0, "ratio_max": 5.0}},
         "index.dense": {"prefixes": {"query_prefix": "", "document_prefix": ""}},
+        "env.evidence": {"shared": {"entities": 8, "documents": 5}},
         "env.pruning": {"limits": {"tokens": 16384, "refusal": 24326}},
+        "env.rendering": {"window": {"recent": 5, "recent_max": 9}},
     }
 )
 """By group, the settings of which each holds several earlier ones: their names with their defaults. Hashes and older
@@ -81,15 +83,6 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
             yield from differences(mine or {}, other or {}, f"{prefix}{name}.")
         elif mine != other:
             yield f"{prefix}{name}", mine, other
-
-
-def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: str) -> None:
-    """Remove the setting with a dotted name from a configuration as plain data, if it has its default there."""
-    *groups, name = path.split(".")
-    for group in groups:
-        tree, defaults = tree[group], defaults[group]
-    if tree[name] == defaults[name]:
-        del tree[name]
 
 
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
@@ -155,6 +148,8 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
     }
 )
 """Values of settings that stayed, and why these went."""
+LATER: Mapping[str, Any] = MappingProxyType(_TABLE["later"])
+"""By dotted name, the settings that are younger than hashes, with the values that mean off: others count."""
 
 
 def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -197,6 +192,23 @@ def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
 def to_record(settings: Settings, prefix: str) -> dict[str, Any]:
     """Return a group of settings as records and hashes have it: with removed ones, at their last defaults."""
     return put_back_removed(msgspec.to_builtins(settings), prefix)
+
+
+def to_hash(settings: Settings, prefix: str) -> dict[str, Any]:
+    """Return a group of settings as hashes have it: as records have it, without later ones that are off."""
+    return without_later(to_record(settings, prefix), prefix)
+
+
+def without_later(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Take the later settings that are off out of a group as plain data, and return it."""
+    for path, off in LATER.items():
+        *groups, name = path.removeprefix(prefix).split(".")
+        group: Any = tree if path.startswith(prefix) else {}
+        for each in groups:
+            group = group.get(each, {})
+        if name in group and group[name] == off:
+            del group[name]
+    return tree
 
 
 def put_back_removed(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,7 +3,6 @@ Defaults are the published recipe (Harness-1, arXiv 2606.02373, appendix on trai
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -22,8 +21,9 @@ from harness1.config.settings import (
     Settings,
     Share,
     Weight,
-    leave_out_default,
+    to_hash,
     to_record,
+    without_later,
 )
 from harness1.errors import ConfigError
 from harness1.plain import digest
@@ -86,9 +86,6 @@ class Rl(Settings):
     batches: Positive = 80  # Batches of a training run.
     staleness: Count = 0  # Number of batches by which generation may run ahead of training; 0: they alternate.
     rows: Literal["turn", "epoch"] = "turn"  # One row per turn, or per chain of turns with prompts that are prefixes.
-    easy: Share = 0.9
-    """Mean score of a policy that does not think, as a share of the oracle's gain, from which `rl check` refuses the
-    task set: there is nothing left to learn. 1: never."""
     seed: Count = 42  # Seed of the order of tasks, of their episodes, and of the held-out tasks.
 
     def __post_init__(self) -> None:
@@ -158,10 +155,9 @@ class Train(Settings):
 
 PUBLISHED: Mapping[str, float] = MappingProxyType(
     {"outcome": 0.7, "recall": 0.0, "trajectory": 0.3, "answer_found": 1.0, "answer": 0.8, "trajectory_answer": 0.4}
-    | {"answer_missed": 0.35, "recall_gap": 0.0, "clutter": 0.0, "diversity": 0.15, "diversity_shortfall": 0.0}
-    | {"curation": 0.0, "turn_penalty": 0.02}
+    | {"answer_missed": 0.35, "clutter": 0.0, "diversity": 0.15, "turn_penalty": 0.02}
 )
-"""Of each built-in term; `answer_missed`, `recall_gap`, `clutter`, `diversity_shortfall`, `turn_penalty` are costs."""
+"""Of each built-in term; `answer_missed`, `clutter` and `turn_penalty` are costs."""
 TERMS = tuple(PUBLISHED)
 
 
@@ -195,7 +191,7 @@ class Reward(Settings):
         return self._of_recipe("floor")
 
     def _of_recipe(self, name: str) -> float:
-        return float(REMOVED[f"reward.{name}"].default[self.recipe])
+        return float(REMOVED[f"reward.{name}"].default_in({"recipe": self.recipe}))
 
     @property
     def others(self) -> dict[str, float]:
@@ -203,15 +199,12 @@ class Reward(Settings):
         return {name: weight for name, weight in self.weights.items() if name not in PUBLISHED}
 
     def to_hash(self) -> dict[str, Any]:
-        """Return the settings that enter hashes, which are older than `recall` and other packages' terms: these count
-        where they are set. A file of one's own counts by its content."""
+        """Return the settings that enter hashes, each weight by itself. A file of one's own counts by its content."""
         tree = to_record(self, "reward.")
         weights = tree.pop("weights")
         tree |= {name: weights.get(name, 0.0) for name in TERMS}
         tree["plugins"] = {identity(name): weight for name, weight in self.others.items()}
-        leave_out_default(tree, {"plugins": {}}, "plugins")
-        leave_out_default(tree, {"recall": 0.0}, "recall")
-        return tree
+        return without_later(tree, "reward.")
 
 
 RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -262,38 +255,17 @@ class ChatPolicy(Settings):
     """Type of a model in this process; `auto` in a file or override: the faster one here. Logits are always float32."""
 
     def to_hash(self) -> dict[str, Any]:
-        """Return the settings that enter hashes, which are older than `max_tokens`: it counts where it is set."""
-        tree = to_record(self, "policy.")
-        leave_out_default(tree, {"max_tokens": 0}, "max_tokens")
-        return tree
-
-
-ROWS, WIDTH, INNER = 512, 576, 1536  # of the measured product: a feed-forward layer of SmolLM2-135M over a row
-SECONDS = 0.4  # Time for which each type is measured, after one product that is not counted.
-MARGIN = 1.2  # bfloat16 is chosen if it is this many times as fast, because it rounds to three digits.
+        return to_hash(self, "policy.")
 
 
 @cache
 def fastest_dtype() -> Literal["float32", "bfloat16"]:
-    """Return bfloat16 where matrix products in it are faster than in float32 by `MARGIN` (GPUs that have it, CPUs with
-    AVX512-BF16 or AMX), else, and without torch, float32. Measured once in a process, in a second."""
+    """Return bfloat16 where it is calculated with: on GPUs that have it, and on CPUs with AVX512-BF16 or AMX, where it
+    is more than 1.2 times as fast, at a rounding to three digits; else, and without torch, float32."""
     if find_spec("torch") is None:
         return "float32"
     import torch
 
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    speeds = [_products(torch, dtype) for dtype in (torch.float32, torch.bfloat16)]
-    return "bfloat16" if speeds[1] > MARGIN * speeds[0] else "float32"
-
-
-def _products(torch: Any, dtype: Any) -> float:
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn((ROWS, WIDTH), generator=generator).to(dtype)
-    right = torch.randn((WIDTH, INNER), generator=generator).to(dtype)
-    left @ right
-    began, done = time.perf_counter(), 0
-    while (passed := time.perf_counter() - began) < SECONDS:
-        left @ right
-        done += 1
-    return done / passed
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"

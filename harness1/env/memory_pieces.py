@@ -36,14 +36,14 @@ from harness1.tools.discovery import show_text, show_title
 from harness1.tools.documents import passages_left_out
 from harness1.tools.tool import Traits
 
-QUERIES_CHARACTERS = 1000
-QUERY_CHARACTERS = 200
-"""If the queries together exceed the first length, each is cut to the second, so that a small window holds them."""
+QUERIES_CHARACTERS, QUERY_CHARACTERS = 1000, 200  # if all queries exceed the first length, each is cut to the second
 PASSAGE_CHARACTERS = 300  # characters shown of the passage that a verdict rests on
-
 VERDICTS = 8  # verdicts shown in the memory, newest first
+CLAIM_CHARACTERS = 120
+LEAD_SOURCES = 3  # documents that are shown to name a lead
+LINKING = 5  # bridge documents that are shown
+# In a title: brackets of handles, reasons before a title, places in rankings, and the number of copies.
 _MARK = re.compile(r"\\|\[|\]|^\(|\bq\d+(?=#\d)|\balso(?=: \d)")
-"""In a title: brackets of handles, reasons before a title, places in rankings, and the number of copies."""
 _ENTITY = re.compile(r"\((?=E\d+\))")
 
 
@@ -52,6 +52,7 @@ def indent(text: str) -> str:
     return "\n".join(f" {line}" for line in text.splitlines())
 
 
+@lru_cache(maxsize=1024)  # a document has a line in many turns
 def escape_title(title: str) -> str:
     """Return a title with a backslash before each backslash and before whatever looks like a mark beside a title."""
     return _MARK.sub(r"\\\g<0>", title)
@@ -180,10 +181,6 @@ def handle_of(memory: WorkingMemory, unit_id: UnitId) -> str:
     return memory.pool.entries[unit_id].handle
 
 
-LEAD_SOURCES = 3  # documents that are shown to name a lead
-LINKING = 5  # bridge documents that are shown
-
-
 def order_piece(memory: WorkingMemory, env: Env, found: Assessment, visible: Set[UnitId]) -> Piece:
     """Return the evidence order by handle. Only units without a line of their own come with a reason here."""
     shown = found.units[: env.evidence.lines]
@@ -225,9 +222,9 @@ def link_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Ite
         ]
         if links:
             yield piece("links", "user", f"Bridge documents: {'; '.join(links)}.")
-        shared = rare_bridges(memory, order, env.evidence.entities, env.evidence.documents)
+        shared = rare_bridges(memory, order, *env.evidence.shared)
     else:
-        shared = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
+        shared = memory.evidence.bridges(*env.evidence.shared)
     alone, words = memory.evidence.singletons, []
     for bridge in shared:
         more = bridge.total - len(bridge.unit_ids)
@@ -236,9 +233,6 @@ def link_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Ite
     if words or alone:
         listed = "; ".join(words) or "none"
         yield piece("evidence", "user", f"Shared entities: {listed}. In one document only: {alone}.")
-
-
-CLAIM_CHARACTERS = 120
 
 
 def order_and_leads(memory: WorkingMemory, env: Env) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""The verifiers with a model: a language model behind OpenAI's chat completions, and a cross-encoder."""
+"""The verifier with a model: a language model behind OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ import msgspec
 
 from harness1.config import Env, Machine
 from harness1.env.verifiers import Judgement, Label, Verifier, VerifierFault, unopened_verifier
-from harness1.errors import ConfigError, HarnessError, InfrastructureFault, Unreachable
+from harness1.errors import ConfigError, HarnessError
 from harness1.http.model_endpoint import Completer, Endpoint, Messages, ModelEndpoint, defuse, restore, strip_answer
 from harness1.memory.parts import normalise_claim
-from harness1.memory.sentences import split
 from harness1.plain import digest, utf8_safe
 from harness1.records import UnitId
-from harness1.retrieval.corpus import Analyser
-from harness1.retrieval.models import Scorer, open_cross_encoder
-from harness1.retrieval.served import Pair
-from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 from harness1.tools.documents import JUDGED_CHARACTERS
 
 SYSTEM = """\
@@ -111,67 +106,13 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
     return VerifierFault(f"language model: no verdict can be read from {answer[:EXCERPT]!r}")
 
 
-SENTENCES = 4  # number of sentences, with the most terms of the claim, that are read alone and with their neighbours
-BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))  # start and end of passages around it, of up to three sentences
-ENGINE_ERRORS = (RuntimeError, ValueError, OSError, InfrastructureFault, Unreachable)
-"""Out of memory, a lost device, an output that is not a number, a server that fails."""
-
-
-class CrossEncoderVerifier:
-    """Judges the passages of a document by a model in a thread, in batches over all episodes: `yes` if the best
-    supporting passage is at least as probable as the best contradicting one, `no` if one contradicts, else `unclear`.
-    `support` and `conflict` are the least probabilities; entailment models also contradict unrelated texts."""
-
-    def __init__(self, scorer: Scorer, characters: int = 6000, support: float = 0.5, conflict: float = 0.8) -> None:
-        self.characters, self.support, self.conflict = characters, support, conflict
-        self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(
-            lambda pairs: [(yes, no) for yes, no in scorer.stances(pairs).tolist()], WINDOW_S, BATCH_SIZE
-        )
-
-    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-        """Judge each document; if the model fails, return a fault for each."""
-        passages = [_passages(claim, text[: self.characters]) for _, text in documents]
-        pairs = [(claim, text) for texts in passages for text in texts]
-        try:
-            stances = iter(await self._batcher.submit(pairs))
-        except ENGINE_ERRORS as error:
-            return [VerifierFault(f"cross-encoder: {type(error).__name__}: {error}") for _ in documents]
-        return [self._judge([(*next(stances), shown) for shown in texts.values()]) for texts in passages]
-
-    def _judge(self, judged: Sequence[tuple[float, float, str]]) -> Judgement:
-        if not judged:
-            return Judgement("unclear")
-        yes, _, supporting = max(judged, key=lambda each: (each[0], -len(each[2])))
-        _, no, contradicting = max(judged, key=lambda each: (each[1], -len(each[2])))
-        if yes >= max(self.support, no):
-            return Judgement("yes", supporting)
-        return Judgement("no", contradicting) if no >= self.conflict else Judgement("unclear", supporting)
-
-
-def _passages(claim: str, text: str) -> dict[str, str]:
-    """Return the texts that the model reads, each with its passage. The first sentence, which names the subject, goes
-    before later passages, which refer to it by pronouns."""
-    sentences = split(text)
-    terms = Analyser().terms
-    wanted = frozenset(terms(claim))
-    shared = [len(wanted.intersection(terms(sentence))) for sentence in sentences]
-    nearest = sorted(range(len(sentences)), key=lambda at: -shared[at])[:SENTENCES]
-    spans = {(max(0, at + begin), min(len(sentences), at + end)) for at in nearest for begin, end in BEFORE_AND_AFTER}
-    passages: dict[str, str] = {}
-    for begin, end in sorted(spans):
-        passage = " ".join(sentences[begin:end])
-        passages.setdefault(f"{sentences[0]} {passage}" if begin else passage, passage)
-    return passages
-
-
 def open_verifier(env: Env, machine: Machine) -> Verifier:
-    """Open the verifier that `env.verification.judge` names. Raise ConfigError if a setting is missing or wrong;
-    UsageError if the cross-encoder cannot be loaded; MissingExtra without a library."""
+    """Open the verifier that `env.verification.judge` names; raise ConfigError if a setting is missing or wrong."""
     verification = env.verification
     if verification.judge == "lexical" or not env.has("verification"):
         return unopened_verifier(env)
     if verification.judge == "cross_encoder":
-        return CrossEncoderVerifier(open_cross_encoder(machine), JUDGED_CHARACTERS)
+        raise ConfigError("env.verification.judge=cross_encoder was removed: no policy was shown to be better by it")
     verifier = machine.verifier
     needed = {"machine.verifier.url": verifier.url, "env.verification.model": verification.model}
     if missing := [name for name, value in needed.items() if not value]:

@@ -178,7 +178,7 @@ class Layout(NamedTuple):
 
 def paper(by: Renderer, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
     """Yield the memory, then the last turns; both are rendered anew each turn."""
-    shown = turns[-by.env.rendering.recent :]
+    shown = turns[-by.env.rendering.window[0] :]
     yield Layout([*by.head(memory), *by.memory(memory, shown), *_turn_blocks(shown)])
 
 
@@ -230,8 +230,8 @@ ORDERS: Mapping[str, Order] = MappingProxyType(
 
 
 def window(turns: int, rendering: Rendering) -> int:
-    """Return how many of the finished turns `stable_first` shows: it grows to `recent_max`, then falls to `recent`."""
-    recent, most = rendering.recent, rendering.recent_max
+    """Return how many of the finished turns `stable_first` shows: it grows to the second number, and falls back."""
+    recent, most = rendering.window
     return turns if turns <= recent else recent + (turns - recent) % (most - recent + 1)
 
 

@@ -18,8 +18,8 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv, env_hash
+from harness1.env.model_verifiers import open_verifier
 from harness1.env.pieces import TokenCounter, counter_of
-from harness1.env.verifiers import Verifier, unopened_verifier
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.spec import is_model
@@ -27,6 +27,7 @@ from harness1.plain import digest
 from harness1.plugins import is_of_session, short_name
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold, open_policy
+from harness1.policy.wrappers import ReasonedPolicy, in_student_format
 from harness1.records import Episode, Hashes, Record, Status, StopReason, Task, decode_episode, encode_episode
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
@@ -40,12 +41,9 @@ if TYPE_CHECKING:
 POLL_S = 2.0  # seconds without a result after which the workers are counted
 FEW = 4  # episodes that are too few to justify starting another worker process
 
-Depths = Callable[[], Mapping[str, int]]
-"""Counts the jobs in each queue at the moment of the call, which any thread may make."""
-OnDepths = Callable[[Depths], None]
-"""Called once, as soon as there are queues."""
-OnEpisode = Callable[[Episode], None]
-"""Called once for each job, in no fixed order, with its finished episode."""
+Depths = Callable[[], Mapping[str, int]]  # counts the jobs in each queue at the moment of the call, from any thread
+OnDepths = Callable[[Depths], None]  # called once, as soon as there are queues
+OnEpisode = Callable[[Episode], None]  # called once for each job, in no fixed order
 Job = TypeVar("Job")
 Played = TypeVar("Played")
 Result = TypeVar("Result")
@@ -77,8 +75,7 @@ class EpisodeJob(Record):
         return Episode(episode_id=name, task=task, hashes=hashes, **fault)
 
 
-Jobs = Iterable[EpisodeJob] | AsyncIterable[EpisodeJob]
-"""A source of jobs, read as there is room for them."""
+Jobs = Iterable[EpisodeJob] | AsyncIterable[EpisodeJob]  # read as there is room for them
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,8 @@ class EpisodeSetup:
 
     def environment(self, retriever: Retriever, policy: Policy) -> SearchEnv:
         """Make an environment that counts tokens as the policy does."""
-        return SearchEnv(self.config.env, retriever, _verifier(self.config), counter_of(policy), self.config.machine)
+        env, machine = self.config.env, self.config.machine
+        return SearchEnv(env, retriever, _verifier(env, machine), counter_of(policy), machine)
 
     def share(self, workers: int) -> EpisodeSetup:
         """Return this setup with the cores divided among worker processes, each of which may load a model."""
@@ -117,11 +115,9 @@ class EpisodeSetup:
             golds = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
             policy = open_policy(self.policy, golds, self.config)
         else:
-            policy = _policy(self.policy, self.config)
+            policy = _policy(self.policy, None, self.config)
         if not (self.reasoned or self.student):
             return policy
-        from harness1.policy.wrappers import ReasonedPolicy, in_student_format
-
         if self.reasoned:
             policy = ReasonedPolicy(policy)
         return in_student_format(policy, _student(self.student, self.config)) if self.student else policy
@@ -138,15 +134,8 @@ def describe_counter(counter: TokenCounter) -> tuple[dict[str, str], dict[str, s
 # A process opens each of these once, not once for each chunk: an index, a model or a long record may be large.
 # A format remembers the token ids of the pieces that it has seen.
 _retriever = lru_cache(maxsize=8)(open_retriever)
-
-
-@lru_cache(maxsize=2)
-def _verifier(config: Config) -> Verifier:
-    if config.env.verification.judge == "lexical" or not config.env.has("verification"):
-        return unopened_verifier(config.env)
-    from harness1.env.model_verifiers import open_verifier
-
-    return open_verifier(config.env, config.machine)
+_verifier = lru_cache(maxsize=2)(open_verifier)
+_policy = lru_cache(maxsize=2)(open_policy)
 
 
 @lru_cache(maxsize=2)
@@ -154,11 +143,6 @@ def _student(folder: str, config: Config) -> ChatFormat:
     from harness1.models.open import format_at
 
     return format_at(folder, config)
-
-
-@lru_cache(maxsize=2)
-def _policy(spec: str, config: Config) -> Policy:
-    return open_policy(spec, {}, config)
 
 
 async def run_jobs(

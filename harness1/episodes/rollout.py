@@ -11,6 +11,7 @@ import msgspec
 
 from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step, env_hash
+from harness1.env.model_verifiers import open_verifier
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render import Context, RecordedCounter
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, SchemaError
@@ -47,23 +48,13 @@ async def rollout(
     group_id: str | None = None,
     on_step: OnStep | None = None,
 ) -> Episode:
-    """Play one episode to its end and return its record, without a reward.
+    """Play one episode to its end and return its record, without a reward. Nothing else may use `env` until then, and
+    the gold of the task is hidden from it and from the policy.
 
     An infrastructure fault, or more than `episode_deadline_s` seconds, ends the episode as invalid
     (`Status.INFRA_ERROR`), with everything that was recorded until then. A prompt that the model's server refuses as
-    too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`).
-
-    Args:
-        env: is reset; nothing else may use it until the episode ends.
-        task: its gold is hidden from environment and policy.
-        seed: seeds the session, and enters the episode's id.
-        sample_idx: counts from 0 the episodes of one task.
-        group_id: names the group that the episode is compared with in training.
-
-    Raises:
-        UsageError: the policy cannot play this task: an oracle without its gold, a record without its query.
-        Unreachable: nothing can be asked of the server of its model.
-    """
+    too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`). Raise UsageError if the policy cannot play this
+    task (an oracle without its gold, a record without its query); Unreachable if its model's server cannot be asked."""
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     record = _Record(env, on_step)
@@ -228,14 +219,9 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
 
 
 def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
-    """Rebuild an episode from its record alone; compare every observation and hash, and the delivered set.
-
-    Context hashes are compared only where `counter` is the one that the episode was rendered with (default: its own).
-
-    Raises:
-        ConfigError: the episode was recorded under another environment configuration.
-        SchemaError: the record lacks a token count that a context was measured with.
-    """
+    """Rebuild an episode from its record alone; compare every observation and hash, and the delivered set. Context
+    hashes are compared only where `counter` is the one that the episode was rendered with (default: its own). Raise
+    ConfigError if it was recorded under another environment; SchemaError if its record lacks a token count."""
     twin = replay_env(episode, env, counter)
 
     async def again(turn: Turn) -> Step:
@@ -247,8 +233,6 @@ def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = No
 async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine: Machine | None = None) -> ReplayReport:
     """Carry out the recorded actions against an index and compare as `replay_episode` does. Raises ConfigError: the
     index or the configuration is another; InfrastructureFault: the index failed."""
-    from harness1.env.model_verifiers import open_verifier
-
     if retriever.info.index_hash != episode.hashes.index:
         raise ConfigError("the index differs from the one that the episode was recorded with")
     _same_environment(env, episode)

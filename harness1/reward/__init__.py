@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any, Protocol, TypeVar
@@ -114,7 +114,6 @@ def component(
 
 
 DIVERSITY_TARGET = 6  # different tools that earn all of `diversity`; at most those offered
-CURATION_TARGET = 0.40  # share of the turns that earns all of `curation`
 FREE_TURNS = 20  # turns that cost nothing
 PROCESS_CAP = 0.5  # limit on the absolute sum of the process terms
 FORMAT_FAILURE = -0.5  # reward of an episode that ended without a readable call, in place of the sum
@@ -137,37 +136,16 @@ outcome = component("outcome", doc="F_beta of curated precision and recall; beta
     lambda case: f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
 )
 recall = component("recall", doc="R, the curated recall.")(lambda case: case.outcome.recall)
-recall_gap = component("recall_gap", cost=True, doc="max(T - R, 0).")(
-    lambda case: case.outcome.trajectory_recall - case.outcome.recall
-)
 trajectory = component("trajectory", doc="T, the trajectory recall.")(lambda case: case.outcome.trajectory_recall)
 trajectory_answer = component("trajectory_answer", doc="TF, the final-answer recall of the trajectory.")(
     lambda case: case.outcome.trajectory_answer_recall
 )
 
 
-@component("curation", process=True)
-def curation(case: Case) -> float:
-    """Return min(share of turns that curated / target share, 1)."""
-    turns = case.outcome.turns
-    return case.outcome.calls.get("curate", 0) / turns / CURATION_TARGET if turns else 0.0
-
-
 @component("diversity", process=True)
 def diversity(case: Case) -> float:
-    """Return min(d / d*, 1), where d is the number of distinct tools used successfully."""
-    return case.outcome.tools / target(case)
-
-
-@component("diversity_shortfall", float(DIVERSITY_TARGET), cost=True, process=True)
-def diversity_shortfall(case: Case) -> float:
-    """Return max(d* - d, 0), a number of tools."""
-    return float(target(case) - case.outcome.tools)
-
-
-def target(case: Case) -> int:
-    """Return d*, never more than the tools that the environment offers: switching a tool off costs no reward."""
-    return min(DIVERSITY_TARGET, available_tools(case.config.env))
+    """Return min(d / d*, 1) of d distinct tools used successfully; d* is never more than those offered."""
+    return case.outcome.tools / min(DIVERSITY_TARGET, available_tools(case.config.env))
 
 
 def available_tools(env: Env) -> int:
@@ -181,22 +159,8 @@ def turn_penalty(case: Case) -> float:
     return (case.outcome.turns - FREE_TURNS) / max(case.config.env.max_turns - FREE_TURNS, 1)
 
 
-COMPONENTS = (
-    outcome,
-    recall,
-    trajectory,
-    answer_found,
-    answer,
-    trajectory_answer,
-    answer_missed,
-    recall_gap,
-    clutter,
-    diversity,
-    diversity_shortfall,
-    curation,
-    turn_penalty,
-)
-"""All components, in the order in which they are summed."""
+COMPONENTS = (outcome, recall, trajectory, answer_found, answer, trajectory_answer, answer_missed, clutter)
+COMPONENTS += (diversity, turn_penalty)  # in the order in which they are summed
 BEYOND_CAP = "beyond_process_cap"  # the name of the term that takes back the excess over `PROCESS_CAP`
 NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
@@ -238,15 +202,10 @@ def plugin_component(name: str) -> Component:
         value = found.value if isinstance(found, Component) else found
         if not callable(value):
             raise unfit("rewards", name, "must be a function of a case")
-        capped = isinstance(found, Component)
-        return Component(
-            short_name(name),
-            name,
-            found.ceiling if capped else None,
-            partial(call_own, short_name(name), value),
-            capped and found.process,
-            capped and found.cost,
-        )
+        called = partial(call_own, short_name(name), value)
+        if isinstance(found, Component):
+            return replace(found, name=short_name(name), key=name, value=called)
+        return Component(short_name(name), name, None, called)
     if not isinstance(found, Component) or found.name != name:
         raise unfit("rewards", name, f"must be a component of that name: @component({name!r})")
     return found
@@ -299,14 +258,8 @@ def by_term(reward: RewardRecord) -> dict[str, float]:
 
 
 def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
-    """Return the episode with its reward and the hash of the weights that gave it.
-
-    The reward has no unit; `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode broken by the
-    infrastructure gets none.
-
-    Raises:
-        UsageError: the gold of the task is missing or names nothing to find.
-    """
+    """Return the episode with its reward and the hash of the weights that gave it; one that the infrastructure broke
+    gets none. Raise UsageError if the gold of the task is missing or names nothing to find."""
     reward = composite(measure_outcome(episode, gold), episode, config, gold)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)

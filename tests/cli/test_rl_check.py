@@ -18,7 +18,7 @@ from tests.serving import imitating
 
 SOURCE = open_source("world:60")
 CHECK = ["rl", "check", "world:60", "--limit", "2", "--cache", "cache", "--out", "checked"]
-CHECK += ["--set", "machine.workers=1", "--set", "rl.easy=1"]
+CHECK += ["--set", "machine.workers=1", "--easy", "1"]
 
 
 def test_a_check_writes_a_report_once(harness1: Command, tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_a_check_writes_a_report_once(harness1: Command, tmp_path: Path) -> None
 
 
 def test_tasks_on_which_a_policy_that_does_not_think_comes_far_enough_are_refused(harness1: Command) -> None:
-    refused = harness1(*CHECK, "--limit", "10", "--set", "rl.easy=0.7")
+    refused = harness1(*CHECK, "--limit", "10", "--easy", "0.7")
     assert refused.code == 1, refused.err
     assert "TOO EASY: scripted, which does not think, earns 2.851, 88% of what the oracle gains" in refused.err
     assert "10 admitted" in refused.out  # the report is written, and shown again
     for bound, code in (("0.9", 0), ("0", 1), ("1", 0)):
-        assert harness1(*CHECK, "--limit", "10", "--set", f"rl.easy={bound}", "--json").code == code
+        assert harness1(*CHECK, "--limit", "10", "--easy", bound, "--json").code == code
 
 
 def test_a_stopped_check_goes_on(harness1: Command, tmp_path: Path) -> None:

@@ -79,14 +79,14 @@ def lasts(env: SearchEnv, *actions: ToolCall) -> None:
         assert recount(env, step.context) <= step.context.budget.used <= step.context.budget.limit
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(corpora(), st.sampled_from(ORDERS), st.booleans())
 def test_a_search_ends_no_episode_in_the_smallest_window(chunks: list[Chunk], order: Order, handles: bool) -> None:
     window = make_env(sized(100_000, order, handles)).renderer.smallest_window()
     lasts(make_env(sized(window, order, handles), chunks), ACTIONS[0])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(corpora(20_000), st.sampled_from(ORDERS[:3]), st.permutations(ACTIONS), st.sampled_from(["characters", "bytes"]))
 def test_no_document_ends_an_episode(chunks: list[Chunk], order: Order, actions: list[ToolCall], counted: str) -> None:
     counter = ByteCounter() if counted == "bytes" else ApproximateCounter()

@@ -54,7 +54,7 @@ def test_only_leads_that_are_shown_get_handles() -> None:
 
 
 def ranked_world(config: Env = FULL, **rendering: Any) -> tuple[SearchEnv, Step]:
-    config = msgspec.structs.replace(config, rendering=Rendering(recent=1, **rendering))
+    config = msgspec.structs.replace(config, rendering=Rendering(window=(1, 9), **rendering))
     env = make_env(config, wide_corpus(60))
     return env, play(env, *SEARCHES, query=WORLD_QUESTION)[-1]
 

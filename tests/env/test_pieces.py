@@ -36,9 +36,8 @@ ACTIONS = (
 )
 
 
-@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
-@given(title=_TEXT, body=_TEXT, query=_TEXT)
-@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["paper", "stable_first", "epoch", "transcript"]), _TEXT, _TEXT, _TEXT)
+@settings(max_examples=40, deadline=None)
 def test_pieces_joined_equal_the_whole(order: str, title: str, body: str, query: str) -> None:
     chunks = [chunk("a", f"Byron {body}", title), chunk("b", f"{body} town {body}", f"{title} {title}")]
     chunks += [chunk("b", f"Byron {title}\n{body}", title, 1)]

@@ -151,8 +151,8 @@ def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_fal
 
     assert [shown(step) for step in steps_in("paper")] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
     assert [shown(step) for step in steps_in("stable_first")] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7]
-    assert [window(turn, Rendering("stable_first", 2, 3)) for turn in range(1, 8)] == [1, 2, *[3, 2] * 2, 3]
-    assert window(9, Rendering("stable_first", 5, 5)) == 5
+    assert [window(turn, Rendering("stable_first", (2, 3))) for turn in range(1, 8)] == [1, 2, *[3, 2] * 2, 3]
+    assert window(9, Rendering("stable_first", (5, 5))) == 5
 
 
 def test_stable_first_keeps_its_prefix_while_the_window_grows() -> None:
@@ -254,9 +254,9 @@ def random_action(rng: random.Random) -> ToolCall:
     return rng.choice([*searches, *reads, *edits, *others])
 
 
-@pytest.mark.parametrize("wanted", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_random_states_are_never_over_budget(wanted: int) -> None:
+def test_random_states_are_never_over_budget() -> None:
     """States are those of random episodes, in all orders and in windows that are too small for them."""
+    wanted = 1_200
     rng, retriever, runner = random.Random(7), WordRetriever(wide_corpus(30)), asyncio.Runner()
     states = limits = dropped = episode = 0
     while states < wanted:

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval, Verification
+from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval
 from harness1.config.machine import Model
 from harness1.env.environment import SearchEnv
-from harness1.env.model_verifiers import open_verifier
-from harness1.env.verifiers import Judgement, VerifierFault
 from harness1.errors import ConfigError, CorpusError, HarnessError, InfrastructureFault, Unreachable, UsageError
-from harness1.records import DocId, UnitId
+from harness1.records import DocId
 from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import build_hash, open_index
@@ -326,20 +324,12 @@ def test_a_wrong_answer_of_a_reranker_is_a_fault_and_never_a_ranking(tmp_path: P
         ranking = Retrieval(rerank=Rerank(on=True))
         config = Config(Env(retrieval=ranking), machine=machine(reranker=f"bge@{url}/v2/rerank"))
         retriever = open_retriever(str(tmp_path), config)
-        judge = Env(verification=Verification(judge="cross_encoder"))
-        verifier = open_verifier(judge, config.machine)
         honest[0] = False
         (found,) = asyncio.run(retriever.search([SearchRequest("the river and the sea", 3)]))
         assert isinstance(found, RetrievalFault)
         assert url in found.message
         with pytest.raises((InfrastructureFault, Unreachable)):
             open_cross_encoder(config.machine)
-        (fault,) = asyncio.run(verifier.judge("The river.", [(UnitId("d"), "The river is wide. It is deep.")]))
-        assert isinstance(fault, VerifierFault)
-        honest[0] = True
-        (judgement,) = asyncio.run(verifier.judge("the river", [(UnitId("d"), "The river is wide.")]))
-        assert isinstance(judgement, Judgement)
-        assert judgement.label == "yes"
 
 
 def test_a_server_that_asks_to_wait_is_given_the_time() -> None:

@@ -54,17 +54,11 @@ def value(part: Component | str, *settings: str, **outcome: Any) -> float:
         ("trajectory_answer", {"trajectory_answer_recall": 0.6}, 0.6),
         ("answer_missed", {"trajectory_answer_recall": 0.75, "answer_recall": 0.5}, 0.25),
         ("answer_missed", {"trajectory_answer_recall": 0.5, "answer_recall": 0.75}, 0.0),
-        ("recall_gap", {"trajectory_recall": 0.75, "recall": 0.5}, 0.25),
-        ("recall_gap", {"trajectory_recall": 0.5, "recall": 0.75}, 0.0),
         ("clutter", {"precision": 0.25, "set_size": 8}, 6 / 30),
         ("clutter", {"precision": 0.0, "set_size": 30}, 1.0),
         ("clutter", {}, 0.0),
-        ("curation", {"turns": 10, "calls": {"curate": 2}}, 0.5),
-        ("curation", {"turns": 10, "calls": {"curate": 8}}, 1.0),
-        ("curation", {"turns": 0}, 0.0),
         *(("turn_penalty", {"turns": n}, cost) for n, cost in ((0, 0), (20, 0), (21, 0.05), (30, 0.5), (99, 1))),
         *(("diversity", {"calls": dict.fromkeys("abcdefghi"[:n], 1)}, min(n / 6, 1)) for n in (0, 3, 6, 9)),
-        *(("diversity_shortfall", {"calls": dict.fromkeys("abcdefghi"[:n], 1)}, max(6 - n, 0)) for n in (0, 3, 6, 9)),
     ],
 )
 def test_values_by_hand(name: str, outcome: dict[str, Any], expected: float) -> None:
@@ -78,17 +72,15 @@ def test_settings_count_and_tools_that_are_off_are_not_missed() -> None:
     assert [value("turn_penalty", "env.max_turns=5", turns=turns) for turns in (5, 21)] == [0.0, 1.0]
     assert (available_tools(Env()), available_tools(load_config(overrides=ONLY_SEARCH).env)) == (7, 2)
     assert value("diversity", *ONLY_SEARCH, calls={"a": 1, "b": 1}) == 1.0
-    assert value("diversity_shortfall", *ONLY_SEARCH, calls={"a": 1, "b": 1}) == 0.0
 
 
 def test_penalties_weigh_negatively_and_nothing_else_does() -> None:
-    off = ("recall", "recall_gap", "clutter", "diversity_shortfall", "curation")
+    off = ("recall", "clutter")
     settings = load_config(overrides=[f"reward.{name}=0.5" for name in off]).reward
     negative = {part.name for part in COMPONENTS if part.weight(settings) < 0.0}
-    assert negative == {"answer_missed", "recall_gap", "clutter", "diversity_shortfall", "turn_penalty"}
+    assert negative == {"answer_missed", "clutter", "turn_penalty"}
     assert all(part.weight(settings) != 0.0 for part in COMPONENTS)
-    process = {part.name for part in COMPONENTS if part.process}
-    assert process == {"diversity", "diversity_shortfall", "curation", "turn_penalty"}
+    assert {part.name for part in COMPONENTS if part.process} == {"diversity", "turn_penalty"}
 
 
 def test_a_component_that_runs_away_is_capped_by_a_number() -> None:
@@ -173,9 +165,8 @@ OUTCOMES = st.fixed_dictionaries(
 
 @given(OUTCOMES, SHARE, st.sampled_from(["recall", "answer_recall", "trajectory_recall", "trajectory_answer_recall"]))
 def test_more_recall_of_any_kind_never_costs(outcome: dict[str, Any], other: float, name: str) -> None:
-    config = load_config(overrides=["reward.recall_gap=0.2"])
     low, high = sorted((outcome[name], other))
-    less, more = (composite(Outcome(**(outcome | {name: share})), finished(), config) for share in (low, high))
+    less, more = (composite(Outcome(**(outcome | {name: share})), finished(), Config()) for share in (low, high))
     assert more.total >= less.total - 1e-12
 
 
@@ -190,12 +181,12 @@ def test_the_defaults_are_the_published_weights() -> None:
 
 CAP = 0.5
 WEIGHT = st.floats(-1e3, 1e3)
-WEIGHTS = st.fixed_dictionaries(dict.fromkeys(("diversity", "diversity_shortfall", "curation", "turn_penalty"), WEIGHT))
+WEIGHTS = st.fixed_dictionaries(dict.fromkeys(("diversity", "turn_penalty"), WEIGHT))
 CALLS = st.dictionaries(st.sampled_from(["search_corpus", "curate", "verify", "grep_corpus"]), st.integers(1, 9))
 PROCESS = st.fixed_dictionaries({"turns": st.integers(1, 60), "calls": CALLS})
 WORST_PROCESS = {"turns": 40, "calls": {}}
 BEST_PROCESS = {"turns": 20, "calls": dict.fromkeys("abcdef", 1)}
-BRIBED = {"diversity": 9.0, "diversity_shortfall": 0.0, "curation": 0.0, "turn_penalty": 9.0}
+BRIBED = {"diversity": 9.0, "turn_penalty": 9.0}
 
 
 def config(recipe: str, weights: dict[str, float]) -> Config:
