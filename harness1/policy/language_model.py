@@ -142,23 +142,14 @@ def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
 
 CUT = "the output was too long and is cut"
 INSTRUCTION = "Answer with one call of a tool."
-LONGEST_NAME = 64
-"""Most characters of a function's name that servers accept when it is sent back."""
-_UNSENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
-"""Characters that servers refuse in a function's name."""
-
-
-FEW = 256
-"""Tokens that a call takes at most, unless it is exceptionally long, or its model thinks before it."""
-WRITTEN = 20_000
-"""Most characters of a failed attempt that are recorded."""
-_BLANKS = re.compile(r"([ \t\n])\1{15}\Z")
-"""The end of an answer that would go on with blanks alone."""
+LONGEST_NAME = 64  # most characters of a function's name that servers accept when it is sent back
+_UNSENDABLE = re.compile(r"[^a-zA-Z0-9_-]")  # characters that servers refuse in a function's name
+FEW = 256  # tokens that a call takes at most, unless it is exceptionally long, or its model thinks before it
+WRITTEN = 20_000  # most characters of a failed attempt that are recorded
 
 
 class _Message(msgspec.Struct):
-    content: Any = None
-    """Text, or a list of its parts from servers that divide it."""
+    content: Any = None  # text, or a list of its parts from servers that divide it
     tool_calls: list[dict[str, Any]] | None = None
     reasoning: Any = None
     reasoning_content: Any = None
@@ -174,8 +165,7 @@ class _Completion(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
 
 
-Meant = tuple[dict[str, Any], tuple[ToolCall, ...]]
-"""A call in a form that its server takes back, and the actions that it means."""
+Meant = tuple[dict[str, Any], tuple[ToolCall, ...]]  # a call in a form that its server takes back, and what it means
 
 
 class ChatCompletionsPolicy:
@@ -195,45 +185,15 @@ class ChatCompletionsPolicy:
         self.hash = digest(["chat completions", model, self.settings.to_hash(), reserve])
         # Reasoning models of some hosts must be free not to call.
         self.route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
-        self._served = served or ServedModel()
-        self.counter = ApproximateCounter(self._served.per_token)
-        self.thinks = False
-        """Whether an answer held thoughts, or was used up by some that its server does not show."""
-        self.plain = False
-        """Whether the server refuses all that `extras` would add to a request."""
-        self.stop: tuple[str, ...] = ()
-        """What ends an answer early that does not come in a stream.
-
-        An answer whose end is blanks up to the limit is ended by such blanks from then on. Nothing else ends one, and
-        nothing does from the start: Ollama would forget the stops of the model's own file, Anthropic refuses blanks and
-        OpenAI's thinking models any stop. Stopping behind a call would leave out its closing tag, without which the
-        parsers of llama.cpp and SGLang fail, and would make a call of one that is only quoted. So `max_tokens`, which
-        every server heeds, bounds all other waste."""
+        self.served = served or ServedModel()
+        self.counter = ApproximateCounter(self.served.per_token)
+        self.thinks = False  # whether an answer held thoughts, or was used up by some that its server does not show
+        # Servers of one's own are read as a stream, so that waste ends, unless they refuse it; those of many write too
+        # little to waste, and some (vLLM) parse calls worse in a stream.
+        self.streams = self.served.program in ("llama.cpp", "ollama")
 
     def open(self, task: Task, seed: int) -> ChatCompletionsSession:
         return ChatCompletionsSession(self, digest([task.query, seed]), {})
-
-    @property
-    def streams(self) -> bool:
-        return self._served.program in ("llama.cpp", "ollama")
-
-    def extras(self) -> dict[str, Any]:
-        """Return what a request holds beyond what every server takes. Servers of one's own are read as a stream, so
-        that waste ends; those of many write too little to waste, and some (vLLM) parse calls worse in a stream."""
-        if self.plain:
-            return {}
-        extras: dict[str, Any] = {"stop": self.stop} if self.stop else {}
-        extras |= {"stream": True} if self.streams else {}
-        if self._served.program == "llama.cpp":
-            extras |= {"return_progress": True}  # while it reads a long prompt, so that it is not given up
-        return extras
-
-    def learn(self, message: _Message, reading: Reading, cut: bool) -> None:
-        """Note what an answer shows of its server and its model."""
-        text = text_of(message.content)
-        self.thinks |= bool(_thoughts(message) or reading.thought or (cut and not text.strip() and not reading.calls))
-        if cut and (blanks := _BLANKS.search(text)):
-            self.stop = tuple(dict.fromkeys((*self.stop, blanks[1] * 16)))
 
 
 class ChatCompletionsSession:
@@ -243,8 +203,8 @@ class ChatCompletionsSession:
     def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
         self._policy, self._seed, self._said = policy, seed, said
         self.pending: Decision | None = None
+        # Its calls take no time of its episode: a slow server is waited for while it goes on.
         self.unhurried = policy.streams
-        """Whether its calls take no time of its episode: a slow server is waited for while it goes on."""
 
     async def act(self, context: Context) -> Decision:
         """Ask until an answer holds a call. Raises InfrastructureFault; UsageError: every request would fail."""
@@ -264,7 +224,8 @@ class ChatCompletionsSession:
                 message = await self._ask(messages + more, context, attempt, calls)
             cut = calls[-1].finish_reason == "length"
             reading, meant, error = _meaning(message, context.tools, cut)
-            self._policy.learn(message, reading, cut)
+            silent = cut and not text_of(message.content).strip() and not reading.calls
+            self._policy.thinks |= bool(_thoughts(message) or reading.thought or silent)
             reasoning = _thoughts(message) or reading.thought or reading.words
             if meant:
                 actions = tuple(action for _, stands_for in meant for action in stands_for)
@@ -287,6 +248,9 @@ class ChatCompletionsSession:
         seed = call_seed(self._seed, context.turn, attempt)
         few = settings.max_tokens or (policy.reserve if policy.thinks else FEW)
         room = policy.reserve if _was_cut(calls) else min(few, policy.reserve)
+        told = {"tools": without_limits(tools_of(context.tools)), "tool_choice": "required"}
+        if settings.constrained:
+            told = {"response_format": response_format(context.tools, context.turn)}
         body = {
             "model": policy.model,
             "messages": join_roles(messages) if settings.constrained else messages,
@@ -294,7 +258,7 @@ class ChatCompletionsSession:
             "top_p": 1.0,
             "seed": seed,
             "max_tokens": room,
-            **self._tools(context),
+            **told,
         }
         sampling, begun = Sampling(settings.temperature, max_tokens=room, seed=seed), time.time()
         call = ModelCall(f"{context.turn}.{attempt}", attempt=attempt, sampling=sampling, t_start=begun)
@@ -309,29 +273,23 @@ class ChatCompletionsSession:
         calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time(), text=text))
         return choice.message
 
-    def _tools(self, context: Context) -> dict[str, Any]:
-        """Return what a request says of the tools."""
-        if self._policy.settings.constrained:
-            return {"response_format": response_format(context.tools, context.turn)}
-        return {"tools": without_limits(tools_of(context.tools)), "tool_choice": "required"}
-
     async def _post(self, body: dict[str, Any], ended: Ended) -> _Completion:
         policy = self._policy
-        extras = policy.extras()
-        try:
-            return (await policy.route.post(body | extras, _Completion, ended))[0]
-        except Refusal as refusal:
-            if not extras or isinstance(refusal, Overflow):
-                raise
-        completion, _ = await policy.route.post(body, _Completion)
-        policy.plain = True
+        if policy.streams:
+            # A server that reads a long prompt tells its progress, so that it is not given up.
+            progress = {"return_progress": True} if policy.served.program == "llama.cpp" else {}
+            try:
+                return (await policy.route.post(body | {"stream": True} | progress, _Completion, ended))[0]
+            except Refusal as refusal:
+                if isinstance(refusal, Overflow):
+                    raise
+        completion, _ = await policy.route.post(body, _Completion, ended)
+        policy.streams = False
         return completion
 
 
-KEPT = 0.7
-"""Share of the characters of a prompt that is kept where the server found it too long."""
-SHORT = 500
-"""Characters of a message that are kept in any case, as the question is."""
+KEPT = 0.7  # share of the characters of a prompt that is kept where the server found it too long
+SHORT = 500  # characters of a message that are kept in any case, as the question is
 
 
 def shorten(messages: Sequence[Message]) -> list[Message]:

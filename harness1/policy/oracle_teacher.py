@@ -6,15 +6,15 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
 from importlib import resources
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 import msgspec
 
 from harness1.env.render import Context
-from harness1.env.view import DocumentView, View
+from harness1.env.view import View
 from harness1.memory.entities import FUNCTION_WORDS, extract, in_handles
 from harness1.memory.question import (
     QUESTION_WORDS,
@@ -35,32 +35,31 @@ from harness1.records import Tag, ToolCall, UnitId
 from harness1.tools.documents import END_SEARCH, MIN_CLAIM_CHARACTERS
 from harness1.tools.tool import ToolSpec
 
-LOOK = 0.4
-"""Share of episodes that read a found document in full, and share of those that review the set before pruning."""
-GREPS = 0.3
-"""Share of episodes that look for the first missing name by a pattern."""
-NEAR = (0, 2)
-"""Range of the number of best other documents that are delivered as well."""
-GUESSES = 2
-"""Fewest documents delivered if no gold was found."""
-CHECKED = 3
-REVIEWED = 5
-REVISION = 6
-"""Increased whenever the teacher, or a part of it elsewhere, decides or writes differently."""
+LOOK, GREPS = 0.4, 0.3  # shares of episodes that review the set before pruning, and that begin with a pattern
+NEAR = (0, 2)  # range of the number of best other documents that are delivered as well
+GUESSES = 2  # fewest documents delivered if no gold was found
+CHECKED, REVIEWED = 3, 5
+REVISION = 7  # increased whenever the teacher, or a part of it elsewhere, decides or writes differently
+
+
+class Move(NamedTuple):
+    """An action, the kind of reason for it, and the shown handles and names that the reason mentions."""
+
+    call: ToolCall
+    kind: str
+    source: tuple[str, ...] = ()
+    topic: tuple[str, ...] = ()
 
 
 class TeacherSession(CopiedSession):
-    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end."""
+    """One episode: search while evidence is missing, verify, curate, review, prune, end."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], style: random.Random) -> None:
         self._style, self._evidence = style, SeenEvidence(needs)
-        self._near = style.randint(*NEAR)
-        self._inspects, self._reviews = style.random() < LOOK, style.random() < LOOK
+        self._near, self._reviews = style.randint(*NEAR), style.random() < LOOK
         self._search = TeacherSearch(greps=style.random() < GREPS)
-        self._searches = True
-        self._verified = False
-        self._chosen: dict[str, Tag] = {}
-        """Tags of the documents to deliver, by handle; empty until decided."""
+        self._searches, self._verified = True, False
+        self._chosen: dict[str, Tag] = {}  # tags of the documents to deliver, by handle; empty until decided
 
     async def act(self, context: Context) -> Decision:
         self._evidence.read(context.view)
@@ -94,7 +93,7 @@ class TeacherSession(CopiedSession):
         reason = line(f"{ending}_argument", 0, topic=topic)
         end = Move(ToolCall(END_SEARCH, {"reasoning": reason}), ending, topic=topic)
         if not self._chosen:
-            return self._check(view, evidence, names) or self._curate(view, evidence, tools) or end
+            return self._verify(view, evidence, names) or self._curate(view, evidence, tools) or end
         if self._reviews:
             self._reviews = False
             held = (entry.handle for entry in view.curated if entry.handle not in self._chosen)
@@ -111,13 +110,8 @@ class TeacherSession(CopiedSession):
             return None
         return Move(curate_call(tools, dict.fromkeys(new, "high")), "keep", tuple(new))
 
-    def _check(self, view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
-        left = view.budget.turns_left()
-        if self._inspects and "read_document" in names and (left is None or left > SPARE_TURNS):
-            self._inspects = False
-            if (move := self._search.read(evidence, "inspect")) is not None:
-                return move
-        statement = shorten(claim(view.query))
+    def _verify(self, view: View, evidence: SeenEvidence, names: Set[str]) -> Move | None:
+        left, statement = view.budget.turns_left(), shorten(claim(view.query))
         found = [document.handle for document in evidence.gold[:CHECKED]]
         handles = [*found, *evidence.rivals()[:1]]
         late = left is not None and left < SPARE_TURNS
@@ -159,7 +153,7 @@ class TeacherSession(CopiedSession):
         call = curate_call(tools, add, remove) if add else ToolCall("curate", {"remove_ids": remove})
         # A line may only speak of removal if something is removed: otherwise use the line that does not.
         kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
-        return Move(call, kind, move.source, move.topic)
+        return move._replace(call=call, kind=kind)
 
 
 class OracleTeacher(GoldPolicy):
@@ -171,36 +165,19 @@ class OracleTeacher(GoldPolicy):
 
 
 FAN = 4
-PLAN = ("names", "read", "names", "page", "grep", "parts")
-"""The kinds of moves, in rotation; one that has nothing to offer is skipped."""
-PATIENCE = 7
-"""Moves without new evidence after which the search is given up."""
-MOST = 12
-"""Most moves in all."""
-SENTENCES = 4
-"""A text with this many shown sentences may have more, and so may one with as many as any other."""
-CHARACTERS = 2000
-"""Most characters of a query or claim."""
-
-
-@dataclass(frozen=True)
-class Move:
-    """An action, the kind of reason for it, and the shown handles and names that the reason mentions."""
-
-    call: ToolCall
-    kind: str
-    source: tuple[str, ...] = ()
-    topic: tuple[str, ...] = ()
+PLAN = ("grep", "names", "read", "names", "page", "parts")  # kinds of moves, in rotation; what has none is skipped
+PATIENCE, MOST = 7, 12  # moves without new evidence after which the search is given up, and moves in all
+SENTENCES = 4  # a text with this many shown sentences may have more, and so may one with as many as any other
+CHARACTERS = 2000  # most characters of a query or claim
 
 
 class TeacherSearch:
     """Chooses queries, patterns and documents to read; it repeats only the question, to get its next page."""
 
     def __init__(self, greps: bool = False) -> None:
-        self._greps = greps
-        self._asked: set[str] = set()
-        self._read: set[str] = set()
-        self._place = self._found = self._fruitless = self._moves = 0
+        self._asked, self._read = set[str](), set[str]()
+        self._place = 0 if greps else 1
+        self._found = self._fruitless = self._moves = 0
 
     def next(self, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
         """Return the next move; None if all is found or the search is given up."""
@@ -218,10 +195,6 @@ class TeacherSearch:
         self._moves += 1
         if evidence.complete or self._fruitless > PATIENCE or self._moves > MOST:
             return None
-        if self._greps and "grep_corpus" in tools:
-            self._greps = False
-            if (move := self._grep(view, evidence, words=False)) is not None:
-                return move
         for _ in PLAN:
             kind = PLAN[self._place % len(PLAN)]
             self._place += 1
@@ -229,47 +202,36 @@ class TeacherSearch:
                 return move
         return None
 
-    def read(self, evidence: SeenEvidence, kind: str = "read") -> Move | None:
+    def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
+        fan = FAN if FAN_OUT in tools else 1
+        match kind:
+            case "read" if "read_document" in tools:
+                return self._read_gold(evidence)
+            case "grep" if "grep_corpus" in tools:
+                names = (lead.name for lead in next(name_queries(evidence)) if _LITERAL.fullmatch(lead.name))
+                if pattern := next((name for name in names if self._is_new(f"grep {name}")), ""):
+                    return Move(ToolCall("grep_corpus", {"pattern": pattern}), "grep", topic=(pattern,))
+            case "names":
+                for group in name_queries(evidence):
+                    if chosen := list(islice((lead for lead in group if self._is_new(lead.query)), fan)):
+                        first = chosen[0]
+                        alike = dict.fromkeys(lead.name for lead in chosen if lead[2:] == first[2:])
+                        source = (first.source,) if first.source else ()
+                        return Move(_search(*(lead.query for lead in chosen)), first.kind, source, tuple(alike))
+            case "parts":
+                if queries := list(islice(filter(self._is_new, parts(view.query)), fan)):
+                    return Move(_search(*queries), "part", topic=tuple(queries))
+            case "page" if view.query.strip() and not view.entities:
+                return Move(_search(view.query), "page", topic=subject(view.query))
+        return None
+
+    def _read_gold(self, evidence: SeenEvidence) -> Move | None:
         """Read a gold document that may not have been shown in full, the latest first."""
         most = max((len(split(document.text)) for document in evidence.documents.values()), default=0)
         for document in reversed(evidence.gold):
             if document.handle not in self._read and len(split(document.text)) >= min(SENTENCES, most):
                 self._read.add(document.handle)
-                call = ToolCall("read_document", {"doc_id": document.handle})
-                return Move(call, kind, (document.handle,), subject(evidence.view.query))
-        return None
-
-    def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
-        fan = FAN if FAN_OUT in tools else 1
-        match kind:
-            case "read" if "read_document" in tools:
-                return self.read(evidence)
-            case "grep" if "grep_corpus" in tools:
-                return self._grep(view, evidence)
-            case "names":
-                return self._names(view, evidence, fan)
-            case "parts":
-                chosen = list(islice((part for part in parts(view.query) if self._is_new(part)), fan))
-                return Move(_search(*chosen), "part", topic=tuple(chosen)) if chosen else None
-            case "page" if view.query.strip() and not view.entities:
-                return Move(_search(view.query), "page", topic=subject(view.query))
-        return None
-
-    def _names(self, view: View, evidence: SeenEvidence, fan: int) -> Move | None:
-        for group in name_queries(view.query, evidence):
-            if chosen := list(islice((lead for lead in group if self._is_new(lead.query)), fan)):
-                first = chosen[0]
-                alike = (lead.name for lead in chosen if (lead.source, lead.detailed) == (first.source, first.detailed))
-                kind = "detail" if first.detailed else "named" if first.source else "asked"
-                source = (first.source,) if first.source else ()
-                return Move(_search(*(lead.query for lead in chosen)), kind, source, tuple(dict.fromkeys(alike)))
-        return None
-
-    def _grep(self, view: View, evidence: SeenEvidence, words: bool = True) -> Move | None:
-        for pattern in patterns(view.query, evidence):
-            if (words or " " in pattern) and self._is_new(f"grep {pattern}"):
-                call = ToolCall("grep_corpus", {"pattern": pattern})
-                return Move(call, "grep", topic=(pattern.removeprefix("(?i)"),))
+                return Move(ToolCall("read_document", {"doc_id": document.handle}), "read", (document.handle,))
         return None
 
     def _is_new(self, query: str) -> bool:
@@ -289,46 +251,62 @@ def _search(*queries: str) -> ToolCall:
     return search_call(*map(shorten, queries))
 
 
-COMMON = 3
-"""A single word that more other documents name than this is too common to search for."""
+COMMON = 3  # a single word that more other documents name than this is too common to search for
+LOUD = 5  # a longer word in capitals is a heading
 FACET = 3
-LOUD = 5
-"""A longer word in capitals is a heading."""
-SHORTEST = 4
-"""Fewest content words of a question that is taken apart."""
+SHORTEST = 4  # fewest content words of a question that is taken apart
 
 _WORD = re.compile(r"[^\W_](?:[\w'’./-]*\w)?")
 _LITERAL = re.compile(r"[\w ,'-]+")
 
 
-@dataclass(frozen=True)
-class NameQuery:
-    """A query, the name that it follows, and the handle of the document that the name is from (empty: the question)."""
+class NameQuery(NamedTuple):
+    """A query, the name that it follows, the handle of the document that has the name (empty: the question), and its
+    kind of reason."""
 
     query: str
     name: str
     source: str = ""
-    detailed: bool = False
+    kind: str = "asked"
 
 
-def name_queries(question: str, evidence: SeenEvidence) -> Iterator[list[NameQuery]]:
+def name_queries(evidence: SeenEvidence) -> Iterator[list[NameQuery]]:
     """Yield groups of queries about names: those in the question or near its relation words in gold, without a document
     yet; other names in gold, and leads; names with words of the question, and adjacent names."""
-    known, own = _titles(evidence), [NameQuery(name, name) for name in topics(question)]
-    near, far = _names_in_gold(evidence, known)
-    yield [*(lead for lead in own if _tells(lead.name, known, _counts(evidence))), *near]
-    shown = [lead for lead in evidence.view.leads if head(lead.name) not in known]
-    yield [*far, *(NameQuery(lead.name, lead.name, next(iter(lead.handles), "")) for lead in shown)]
-    detailed = (
-        NameQuery(f"{lead.name} {words}", lead.name, lead.source, detailed=True)
-        for lead in (*own, *near, *far)
-        if (words := facet(question, lead.name))
-    )
-    joined = (
-        NameQuery(f"{name} {follower}", f"{name} {follower}", document.handle)
-        for document in reversed(evidence.gold)
-        for name, follower in pairwise(extract(_text(document), SCANNED_CHARACTERS))
-    )
+    question = evidence.view.query
+    known = {head(document.title) for document in evidence.documents.values()}
+    texts = (document.text for document in evidence.documents.values())
+    counts = Counter(key for text in texts for key in set(map(head, extract(text, SCANNED_CHARACTERS))))
+
+    def tells(name: str) -> bool:
+        key = head(name)
+        common = " " not in key and counts[key] > COMMON
+        loud = any(len(word) > LOUD and word.isupper() for word in name.split())
+        return len(key) > 2 and key not in known and not key.isdecimal() and not common and not loud
+
+    near, far, joined = dict[str, tuple[float, NameQuery]](), dict[str, NameQuery](), list[NameQuery]()
+    relations, own = relation_stems(question), [NameQuery(name, name) for name in topics(question)]
+    for document in reversed(evidence.gold):
+        text = f"{document.title}. {document.text}"
+        names = extract(text, SCANNED_CHARACTERS)
+        pairs = (f"{name} {follower}" for name, follower in pairwise(names))
+        joined += [NameQuery(pair, pair, document.handle, "named") for pair in pairs]
+        for name in filter(tells, names):
+            lead = NameQuery(name, name, document.handle, "named")
+            if value := relatedness(text, name, relations):
+                near.setdefault(head(name), (value + (" " in name) / 2, lead))
+            else:
+                far.setdefault(head(name), lead)
+    nearest = [lead for _, lead in sorted(near.values(), key=lambda found: -found[0])]
+    yield [*(lead for lead in own if tells(lead.name)), *nearest]
+    others = sorted((lead for key, lead in far.items() if key not in near), key=lambda lead: " " not in lead.name)
+    leads = [(lead.name, next(iter(lead.handles), "")) for lead in evidence.view.leads if head(lead.name) not in known]
+    yield [*others, *(NameQuery(name, name, source, "named" if source else "asked") for name, source in leads)]
+    detailed = [
+        NameQuery(f"{lead.name} {words}", lead.name, lead.source, "detail")
+        for lead in (*own, *nearest, *others)
+        if (words := " ".join(_words_without(question, [lead.name, *mentions(question)])[:FACET]))
+    ]
     yield [*detailed, *joined]
 
 
@@ -348,12 +326,7 @@ def subject(question: str) -> tuple[str, ...]:
     return tuple(topics(question) or filter(None, [" ".join(content_words(question)[:FACET])]))
 
 
-def facet(question: str, name: str) -> str:
-    """Return the first few words of the question about what is asked of a name."""
-    return " ".join(_words_without(question, [name, *mentions(question)])[:FACET])
-
-
-def _words_without(text: str, names: Sequence[str]) -> list[str]:
+def _words_without(text: str, names: Iterable[str]) -> list[str]:
     named = set(normalise_name(" ".join(names)).split())
     return [word for word in content_words(text) if normalise_name(word) not in named]
 
@@ -370,83 +343,24 @@ def parts(question: str) -> list[str]:
     return list(dict.fromkeys(" ".join(part) for part in cut))
 
 
-def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
-    """Yield patterns to grep for: names without a document, then words of the question that no document has."""
-    known = _titles(evidence)
-    near, _ = _names_in_gold(evidence, known)
-    names = [name for name in topics(question) if head(name) not in known]
-    yield from (name for name in (*names, *(lead.name for lead in near)) if _LITERAL.fullmatch(name))
-    shown = {word for document in evidence.documents.values() for word in normalise_name(_text(document)).split()}
-    words = sorted(content_words(question), key=lambda word: -len(word))
-    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(normalise_name(word).split())]
-    yield from (f"(?i){word}" for word in unseen if _LITERAL.fullmatch(word))
-
-
 def content_words(question: str) -> list[str]:
     """Return the distinct content words, spelled as in the question."""
     words = {normalise_name(word): word for word in reversed(_WORD.findall(question))}
     return [word for key, word in reversed(words.items()) if key and key not in FUNCTION_WORDS | QUESTION_WORDS]
 
 
-def _names_in_gold(evidence: SeenEvidence, known: set[str]) -> tuple[list[NameQuery], list[NameQuery]]:
-    """Return the names in gold without a document, the latest first: those beside relation words, and the others."""
-    near: dict[str, tuple[float, NameQuery]] = {}
-    far: dict[str, NameQuery] = {}
-    counts, relations = _counts(evidence), relation_stems(evidence.view.query)
-    for document in reversed(evidence.gold):
-        text = _text(document)
-        for name in extract(text, SCANNED_CHARACTERS):
-            if not _tells(name, known, counts):
-                continue
-            lead, value = NameQuery(name, name, document.handle), relatedness(text, name, relations)
-            if value:
-                near.setdefault(head(name), (value + (" " in name) / 2, lead))
-            else:
-                far.setdefault(head(name), lead)
-    others = [lead for key, lead in far.items() if key not in near]
-    nearest = sorted(near.values(), key=lambda found: -found[0])
-    return [lead for _, lead in nearest], sorted(others, key=lambda lead: " " not in lead.name)
-
-
-def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
-    key = head(name)
-    common = " " not in key and counts[key] > COMMON
-    loud = any(len(word) > LOUD and word.isupper() for word in name.split())
-    return len(key) > 2 and key not in known and not key.isdecimal() and not common and not loud
-
-
-def _counts(evidence: SeenEvidence) -> Counter[str]:
-    texts = (document.text for document in evidence.documents.values())
-    return Counter(key for text in texts for key in set(map(head, extract(text, SCANNED_CHARACTERS))))
-
-
-def _titles(evidence: SeenEvidence) -> set[str]:
-    return {head(document.title) for document in evidence.documents.values()}
-
-
-def _text(document: DocumentView) -> str:
-    return f"{document.title}. {document.text}"
-
-
-SLOT_WORDS = 6
-SLOT_CHARACTERS = 60
-
 LINES = msgspec.toml.decode(
     resources.files(__package__).joinpath("reasons.toml").read_bytes(), type=dict[str, tuple[str, ...]]
 )
+SLOT_WORDS = 6
 
 
 def line(kind: str, choice: int, source: Sequence[str] = (), topic: Sequence[str] = ()) -> str:
     """Return one of the lines of a kind. `source` are handles of shown documents, `topic` are shown names or words."""
+
+    def listed(items: Sequence[str]) -> str:
+        short = [" ".join(item.split()[:SLOT_WORDS]) for item in items]
+        return " and ".join(part for part in (", ".join(short[:-1]), *short[-1:]) if part)
+
     chosen = LINES[kind][choice % len(LINES[kind])]
-    return chosen.format(source=_list(source, 3) or "it", topic=_list(topic, 2) or "the question")
-
-
-def _list(items: Sequence[str], limit: int) -> str:
-    short = []
-    for item in items[:limit]:
-        words = item.split()[:SLOT_WORDS]
-        while len(words) > 1 and len(" ".join(words)) > SLOT_CHARACTERS:
-            words.pop()
-        short.append(" ".join(words))
-    return " and ".join(part for part in (", ".join(short[:-1]), *short[-1:]) if part)
+    return chosen.format(source=listed(source[:3]) or "it", topic=listed(topic[:2]) or "the question")

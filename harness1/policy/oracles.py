@@ -18,9 +18,7 @@ from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.tool import ToolSpec
 
-BATCH = 5
-LAST_TURNS = 2
-"""Turns reserved for the last curation and the end."""
+BATCH, LAST_TURNS = 5, 2  # queries at once, and turns reserved for the last curation and the end
 
 
 class GoldPolicy:
@@ -28,8 +26,7 @@ class GoldPolicy:
 
     name: str
     hash: str
-    session: Callable[[tuple[frozenset[UnitId], ...], random.Random], Session]
-    """Made of what must be found (`needs_of`) and the episode's own generator."""
+    session: Callable[[tuple[frozenset[UnitId], ...], random.Random], Session]  # of `needs_of`, and its own generator
 
     def __init__(self, golds: Mapping[str, Gold]) -> None:
         self._golds = golds
@@ -141,18 +138,11 @@ class SeenEvidence:
         return [handle for handle in dict.fromkeys((*self.view.ranked, *self.documents)) if handle not in gold]
 
 
-FOLLOWED = 2
-"""Most searches of an episode that follow leads."""
-GUESSES = 2
-"""Fewest documents delivered while gold is missing: the best by evidence."""
-REVISION = 4
-"""Increased whenever the teacher decides differently."""
-DELIVERY = 1
-"""Turns that the last curation needs."""
-FALLOFF = 0.6
-"""Each further lead is chosen this many times as often as the one before it."""
-KEPT = 0.75
-"""Share of the leads that an episode which draws them follows, where several are followed at once."""
+FOLLOWED, GUESSES = 2, 2  # most searches that follow leads; fewest documents delivered while gold is missing, the best
+DELIVERY = 1  # turns that the last curation needs
+FALLOFF = 0.6  # each further lead is chosen this many times as often as the one before it
+KEPT = 0.75  # share of the leads that an episode which draws them follows, where several are followed at once
+REVISION = 4  # increased whenever the teacher decides differently
 
 
 class LeadTeacherSession(CopiedSession):
@@ -162,8 +152,7 @@ class LeadTeacherSession(CopiedSession):
         self._evidence, self._rng = SeenEvidence(needs), rng
         self._draws = rng.random() < FALLOFF
         self._followed: set[str] = set()
-        self._searches: set[int] = set()
-        """The turns that searched."""
+        self._searches: set[int] = set()  # the turns that searched
 
     async def act(self, context: Context) -> Decision:
         self._evidence.read(context.view)

@@ -1,5 +1,5 @@
 """Open a policy by its name, as typed after `--policy`: one of the tables below, a model, a plugin's
-(`harness1.policies`), or one's own (`FILE.py:NAME`). A policy is imported when it is named."""
+(`harness1.policies`), or one's own (`FILE.py:NAME`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import msgspec
 from harness1.config import Config
 from harness1.env.render import Context
 from harness1.errors import ConfigError, HarnessError, UsageError
+from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.spec import NAMES as MODELS
 from harness1.models.spec import SERVED, ModelSpec, is_model, list_released
 from harness1.plain import digest, meant
@@ -30,38 +30,27 @@ from harness1.plugins import (
     open_added,
     plugin_names,
 )
+from harness1.policy.oracle_teacher import OracleTeacher
+from harness1.policy.oracles import LeadTeacher, OraclePolicy
 from harness1.policy.policy import Decision, Policy, Session
+from harness1.policy.scripted import POLICIES, RecordedPolicy, ScriptedPolicy
+from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import Gold, Task, ToolCall
 
 if TYPE_CHECKING:
     from harness1.models.served import ServedModel
 
-Golds = Mapping[str, Gold]
-"""The gold of each task by its id; only the oracles are given it."""
-PluginOpener = Callable[[str, Config], Policy]
-"""Opens the policy of another package by the argument after the colon, which may be empty."""
+Golds = Mapping[str, Gold]  # the gold of each task by its id; only the oracles are given it
+PluginOpener = Callable[[str, Config], Policy]  # opens another package's, by the argument after the colon, if any
 
-PLAIN = ("scripted", "follow-leads", "single-shot", "random")
-RULES = ("no-op", "stop-at-once", "curate-everything", "query-repeater", "tool-spammer", "id-inventor")
-"""The policies that nothing should lose to; these and `PLAIN` are in `scripted.POLICIES`."""
-ORACLES: Mapping[str, str] = {
-    "oracle": "oracles:OraclePolicy",
-    "oracle-teacher": "oracle_teacher:OracleTeacher",
-    "lead-teacher": "oracles:LeadTeacher",
+ORACLES: Mapping[str, Callable[[Golds], Policy]] = {  # the policies that are given the gold
+    "oracle": OraclePolicy,
+    "oracle-teacher": OracleTeacher,
+    "lead-teacher": LeadTeacher,
 }
-"""The policies that are given the gold."""
 SILENT, MIXED = "silent:", "mixed:"
-NAMES = (
-    *PLAIN,
-    *RULES,
-    "scripted:SIZE (1 to 30)",
-    *ORACLES,
-    "mixed:SHARE",
-    "silent:POLICY",
-    "replay:RUN",
-    "FILE.py:NAME",
-    *MODELS,
-)
+NAMES = (*POLICIES, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN")
+NAMES += ("FILE.py:NAME", *MODELS)
 
 
 def policy_names() -> tuple[str, ...]:
@@ -88,15 +77,11 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
 
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     policy without a model, stripped of its reasons. A policy of another package, or one's own, is never given the gold.
-
-    Raises:
-        UsageError: there is no such policy, its model cannot be loaded, or a plugin cannot be imported.
-        ConfigError: the settings do not fit its model.
-    """
+    Raise UsageError if there is none, or a model or plugin cannot be loaded; ConfigError if the settings do not fit."""
     if is_own(spec):
         return policy_of(load_own(spec), spec)
     kind, colon, argument = spec.partition(":")
-    ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *list_released(), "mixed", "silent", "replay"}
+    ours = {*POLICIES, *ORACLES, *SERVED, *list_released(), "mixed", "silent", "replay"}
     added: PluginOpener | None = find_plugin("policies", kind, ours)
     if added is not None:
         policy: Policy = open_added("policies", kind, added, argument, config)
@@ -106,9 +91,9 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     if colon:
         found = _with_argument(kind, argument, golds or {}, config)
     elif spec in ORACLES:
-        found = _import(ORACLES[spec])(golds or {})
+        found = ORACLES[spec](golds or {})
     else:
-        found = _import("scripted:POLICIES")[spec]() if spec in (*PLAIN, *RULES) else None
+        found = POLICIES[spec]() if spec in POLICIES else None
     if found is None:
         names = policy_names()
         raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
@@ -117,7 +102,6 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
 
 def open_model(spec: str, config: Config) -> Policy:
     """Open a language model as a policy. Raises UsageError: there is none; ConfigError; MissingExtra."""
-    from harness1.http.model_endpoint import policy_endpoint
     from harness1.models.open import open_backend
     from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 
@@ -138,7 +122,6 @@ def open_model(spec: str, config: Config) -> Policy:
 
 def served_model(asked: ModelSpec, config: Config) -> ServedModel:
     """Return what the server of a model says of it; raise as `ModelEndpoint`."""
-    from harness1.http.model_endpoint import policy_endpoint
     from harness1.models.served import describe_served
 
     url = (asked.url or "").rstrip("/")
@@ -160,25 +143,19 @@ def fit_window(spec: str, config: Config) -> Config:
 def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Policy | None:
     policy: Policy | None = None
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
-        policy = _import("scripted:ScriptedPolicy")(int(argument))
+        policy = ScriptedPolicy(int(argument))
     elif kind == "replay" and argument:
-        policy = _import("scripted:RecordedPolicy").load(Path(argument))
+        policy = RecordedPolicy.load(Path(argument))
     elif kind == "silent" and not is_model(argument) and not argument.startswith(SILENT):
-        policy = _import("wrappers:SilentPolicy")(open_policy(argument, golds, config))
+        policy = SilentPolicy(open_policy(argument, golds, config))
     elif kind == "mixed":
         try:
             share = float(argument)
         except ValueError:
             return None
         if 0.0 <= share <= 1.0:
-            mixed = open_policy("oracle-teacher", golds), open_policy("random")
-            policy = _import("wrappers:MixedPolicy")(*mixed, share)
+            policy = MixedPolicy(OracleTeacher(golds), open_policy("random"), share)
     return policy
-
-
-def _import(name: str) -> Any:
-    module, _, thing = name.partition(":")
-    return getattr(import_module(f"harness1.policy.{module}"), thing)
 
 
 def policy_of(thing: Any, name: str = "") -> Policy:
@@ -207,7 +184,7 @@ def state_of(thing: Any) -> dict[str, Any]:
 
 
 def _hash_value(value: Any) -> str:
-    """Return what of a value enters the hash of a policy: all of it if it can be written as JSON, or else its type."""
+    # All of it if it can be written as JSON, or else its type.
     try:
         return digest(value)
     except (TypeError, ValueError, RecursionError):

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from harness1.env.render import Context
@@ -23,10 +22,8 @@ from harness1.runs.journal import read_episodes
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.tool import ToolSpec
 
-FAN_OUT = "fan_out_search"
-"""The tool that searches for several queries at once."""
-SPARE_TURNS = 3
-"""Turns reserved for verification, the last curation and the end."""
+FAN_OUT = "fan_out_search"  # the tool that searches for several queries at once
+SPARE_TURNS = 3  # turns reserved for verification, the last curation and the end
 
 
 def is_full(view: View) -> bool:
@@ -58,14 +55,15 @@ def curate_call(tools: Sequence[ToolSpec], add: Mapping[str, Tag], remove: Seque
     return ToolCall("curate", arguments)
 
 
-LIMIT = 15
-"""Documents delivered."""
-PAGES, WAVES, FAN = 6, 3, 5
-"""The most pages of the question's ranking, turns that follow leads, and leads searched in one turn."""
-VERIFIED, FIRST = 5, 3
-"""Documents verified, and places among which the engine's first hit for the question stays."""
-REVISION = 3
-"""Increased whenever this policy decides differently; the hash depends on it."""
+def end_call(reason: str) -> ToolCall:
+    """Return a call that ends the search."""
+    return ToolCall(END_SEARCH, {"reasoning": reason})
+
+
+LIMIT = 15  # documents delivered
+PAGES, WAVES, FAN = 6, 3, 5  # most pages of the question's ranking, turns that follow leads, and leads of such a turn
+VERIFIED, FIRST = 5, 3  # documents verified, and places among which the engine's first hit for the question stays
+REVISION = 3  # increased whenever this policy decides differently; the hash depends on it
 
 
 class ScriptedPolicy:
@@ -103,25 +101,26 @@ class ScriptedSession(CopiedSession):
             keep_longest(self._found, view.documents[handle])
         if newest and self._first is None and not self._waves:
             self._first = view.ranked[:1], newest[0]
-        best = self._best(view)
-        shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
-        useless = [handle for handle in shown if handle not in best]
-        if is_full(view) and "prune_chunks" in names and useless:
-            return Decision((ToolCall("prune_chunks", {"doc_ids": useless}),), "Make room: these are not worth it.")
-        brought = not set(best).isdisjoint(newest)
-        if not self._pages or (brought and self._pages < PAGES and not self._waves and not is_late(view)):
+        if is_full(view) and "prune_chunks" in names:
+            best = self._best(view)
+            shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
+            if useless := [handle for handle in shown if handle not in best]:
+                call = ToolCall("prune_chunks", {"doc_ids": useless})
+                return Decision((call,), "Make room: these are not worth it.")
+        pages = self._pages < PAGES and not self._waves and not is_late(view)
+        if not self._pages or (pages and not set(self._best(view)).isdisjoint(newest)):
             self._pages += 1
             return Decision((search_call(view.query),), "Search for the whole question.")
         fan = FAN if FAN_OUT in names else 1
         if not is_late(view) and (leads := self._leads(view, fan)):
             return Decision((search_call(*leads),), f"Follow {', '.join(leads)[:200]}.")
-        left = view.budget.turns_left()
+        best, left = self._best(view), view.budget.turns_left()
         if not self._verified and "verify" in names and best and (left is None or left >= SPARE_TURNS):
             self._verified = True
             call = ToolCall("verify", {"doc_ids": best[:VERIFIED], "claim": claim(view.query)})
             return Decision((call,), "Check the best documents before they are called certain.")
         if self._curated or not best:
-            return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed and the best is curated."}),))
+            return Decision((end_call("The leads are followed and the best is curated."),))
         self._curated = True
         tags = self._tags(view, best)
         # The set is emptied first: the delivered order must be the evidence order.
@@ -164,20 +163,13 @@ class ScriptedSession(CopiedSession):
         return leads if self._waves <= WAVES else []
 
 
-QUESTION_PAGES = 2
-"""Pages of the question's ranking that `follow-leads` reads; its other numbers are those of the script."""
-TOP = 30
-"""Most documents that `single-shot` delivers, where `env.search.hits` is that high."""
-REPEATS = 10
-"""Number of searches of the query repeater."""
-ROUNDS = 2
-"""Number of times that the tool spammer uses each tool."""
-RULES_REVISION = 1
-"""Increased whenever one of the rules decides differently."""
+QUESTION_PAGES = 2  # pages of the question's ranking that `follow-leads` reads; its other numbers are the script's
+TOP = 30  # most documents that `single-shot` delivers, where `env.search.hits` is that high
+REPEATS, ROUNDS = 10, 2  # searches of the query repeater, and times that the tool spammer uses each tool
+RULES_REVISION = 1  # increased whenever one of the rules decides differently
 
-END = ToolCall(END_SEARCH, {"reasoning": "This policy does no more."})
-Rule = Callable[[int, Context], Decision]
-"""Returns the decision of a turn, counted from 0."""
+END = end_call("This policy does no more.")
+Rule = Callable[[int, Context], Decision | ToolCall]  # returns the decision of a turn, counted from 0
 
 
 def follow_leads(turn: int, context: Context) -> Decision:
@@ -191,7 +183,7 @@ def follow_leads(turn: int, context: Context) -> Decision:
         return Decision((search_call(*[lead.name for lead in view.leads[:FAN]]),))
     if best and drop != list(best):
         return Decision((curate_call(context.tools, best, drop),))
-    return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed."}),))
+    return Decision((end_call("The leads are followed."),))
 
 
 def single_shot(turn: int, context: Context) -> Decision:
@@ -201,7 +193,7 @@ def single_shot(turn: int, context: Context) -> Decision:
     found = [hit.document.handle for hit in context.view.hits.get(1, [])][:TOP]
     if turn == 1 and found:
         return Decision((ToolCall("curate", {"add_ids": found}),), "Keep the ranking as it is.")
-    return Decision((ToolCall(END_SEARCH, {"reasoning": "One search is all that this policy does."}),))
+    return Decision((end_call("One search is all that this policy does."),))
 
 
 def curate_everything(turn: int, context: Context) -> ToolCall:
@@ -254,40 +246,31 @@ def id_inventor(turn: int, context: Context) -> ToolCall:
 class RuleSession:
     """One episode of a policy that decides by the number of the turn, counted from 0, and the context alone."""
 
-    def __init__(self, rule: Callable[[int, Context], Decision], turn: int = 0) -> None:
+    def __init__(self, rule: Rule, turn: int = 0) -> None:
         self._rule, self._turn = rule, turn
 
     async def act(self, context: Context) -> Decision:
         self._turn += 1
-        return self._rule(self._turn - 1, context)
+        given = self._rule(self._turn - 1, context)
+        return given if isinstance(given, Decision) else Decision((given,), "This policy does not think.")
 
     def fork(self) -> RuleSession:
         return RuleSession(self._rule, self._turn)
 
 
-def _unthinking(name: str, action: Callable[[int, Context], ToolCall]) -> tuple[str, Rule]:
-    return digest(["degenerate", name, RULES_REVISION]), lambda turn, context: Decision(
-        (action(turn, context),), "This policy does not think."
-    )
-
-
-RULES: Mapping[str, tuple[str, Rule]] = MappingProxyType(
-    {
-        "follow-leads": (digest(["follow-leads", LIMIT, QUESTION_PAGES, WAVES, FAN]), follow_leads),
-        "single-shot": (digest(["single-shot", TOP]), single_shot),
-    }
-    | {
-        name: _unthinking(name, action)
-        for name, action in {
-            "no-op": lambda turn, context: END,
-            "stop-at-once": lambda turn, context: search_call(context.view.query) if turn == 0 else END,
-            "curate-everything": curate_everything,
-            "query-repeater": lambda turn, context: search_call(context.view.query) if turn < REPEATS else END,
-            "tool-spammer": tool_spammer,
-            "id-inventor": id_inventor,
-        }.items()
-    }
-)
+UNTHINKING: Mapping[str, Rule] = {
+    "no-op": lambda turn, context: END,
+    "stop-at-once": lambda turn, context: search_call(context.view.query) if turn == 0 else END,
+    "curate-everything": curate_everything,
+    "query-repeater": lambda turn, context: search_call(context.view.query) if turn < REPEATS else END,
+    "tool-spammer": tool_spammer,
+    "id-inventor": id_inventor,
+}
+RULES: Mapping[str, tuple[str, Rule]] = {
+    "follow-leads": (digest(["follow-leads", LIMIT, QUESTION_PAGES, WAVES, FAN]), follow_leads),
+    "single-shot": (digest(["single-shot", TOP]), single_shot),
+    **{name: (digest(["degenerate", name, RULES_REVISION]), rule) for name, rule in UNTHINKING.items()},
+}
 """The hash and the rule of each policy."""
 
 
@@ -327,10 +310,10 @@ class RandomSession(CopiedSession):
     async def act(self, context: Context) -> Decision:
         view = context.view
         if view.documents and self._rng.random() < END_PROBABILITY:
-            return Decision((ToolCall(END_SEARCH, {"reasoning": "A random end."}),))
+            return Decision((end_call("A random end."),))
         names = sorted(spec.name for spec in context.tools if spec.name != END_SEARCH)
         if not view.documents:
-            names = [name for name in names if name in ("search_corpus", "fan_out_search")]
+            names = [name for name in names if name in ("search_corpus", FAN_OUT)]
         name = self._rng.choice(names)
         return Decision((ToolCall(name, self._arguments(name, view, context.tools)),), "A random action.")
 
@@ -387,14 +370,16 @@ class RecordedPolicy:
 
 def _repeat_turn(episode: Episode, at: int, context: Context) -> Decision:
     if at >= len(episode.turns):
-        return Decision((ToolCall(END_SEARCH, {"reasoning": "The record ends here."}),))
+        return Decision((end_call("The record ends here."),))
     turn = episode.turns[at]
     if turn.action is None:
         return Decision(parse_error=turn.parse_error or "no action", reasoning=turn.reasoning)
     return Decision((turn.action, *turn.ignored), turn.reasoning)
 
 
-POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
-    {"scripted": ScriptedPolicy, "random": RandomPolicy, **{name: partial(RulePolicy, name) for name in RULES}}
-)
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "scripted": ScriptedPolicy,
+    "random": RandomPolicy,
+    **{name: partial(RulePolicy, name) for name in RULES},
+}
 """The policies that need no argument, by name."""

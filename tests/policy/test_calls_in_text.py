@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from harness1.config import ChatPolicy, Env
-from harness1.errors import InfrastructureFault, Refusal, Unreadable
+from harness1.errors import InfrastructureFault, Unreadable
 from harness1.policy.language_model import FEW, ChatCompletionsPolicy
 from harness1.records import StopReason, ToolCall
 from harness1.rows.calls import calls_of
 from tests.models.test_chat_messages import check
 from tests.policy.test_chat_completions import NONSENSE, RESERVE, Answer, Hosted, answer, decided, episode_of
-from tests.support import END, call, curate, search
+from tests.support import END, search
 
 BODY = json.dumps({"name": "search_corpus", "arguments": {"query": "river"}})
 
@@ -58,13 +58,6 @@ def test_the_calls_of_the_server_count_before_those_in_the_text() -> None:
     assert decision.actions == (search("war"),)
 
 
-def test_a_call_that_is_quoted_is_asked_for_again() -> None:
-    quoted = f"A document says <tool_call>{BODY}</tool_call>, which I do not do."
-    decision, hosted = decided(said(quoted), answer(search("war")))
-    assert (decision.actions, len(hosted.asked)) == ((search("war"),), 2)
-    assert quoted not in json.dumps(hosted.asked)
-
-
 def test_unknown_fields_go_back_as_they_came() -> None:
     given = answer(search("river"), reasoning_details=[{"type": "reasoning.encrypted", "data": "abc"}])
     message = given["choices"][0]["message"]
@@ -77,17 +70,6 @@ def test_unknown_fields_go_back_as_they_came() -> None:
     (listed,) = message["tool_calls"]
     del listed["index"]
     assert back["tool_calls"] == [listed]
-
-
-def test_arguments_are_decoded_where_the_schema_wants_it() -> None:
-    meant = curate(add_ids=["D1"], importance={"D1": "high"})
-    for arguments in (
-        {"add_ids": '["D1"]', "importance": '{"D1": "high"}'},
-        {"add_ids": "D1", "importance": {"D1": "high"}},
-    ):
-        assert decided(answer(call("curate", **arguments)))[0].actions == (meant,)
-        assert decided(answer(("curate", json.dumps(json.dumps(arguments)))))[0].actions == (meant,)
-    assert decided(answer(search("[1]")))[0].actions == (search("[1]"),)
 
 
 def test_calls_of_any_form_break_no_episode() -> None:
@@ -128,12 +110,6 @@ def test_a_model_that_thinks_has_all_of_the_reserve_from_then_on() -> None:
     assert set(rooms(hosted)) == {FEW}
 
 
-def test_all_further_attempts_of_a_turn_have_it() -> None:
-    hosted = Hosted(said("I", "length"), said("Hm."), answer(search("war")))
-    episode_of(hosted)
-    assert rooms(hosted) == [FEW, RESERVE, RESERVE, FEW]
-
-
 def test_a_setting_bounds_an_attempt() -> None:
     hosted = Hosted(said("So", "length", reasoning="Hm."), answer(search("river")))
     episode_of(hosted, max_tokens=50)
@@ -150,27 +126,6 @@ def test_of_an_answer_that_was_cut_the_whole_calls_count() -> None:
     for cut in (said(f"{whole}<tool_call>{BODY[:-5]}", "length"), said(f"{whole}\n\n\n", "length"), given):
         decision, hosted = decided(cut)
         assert (decision.actions, len(hosted.asked)) == ((search("river"),), 1)
-
-
-BLANKS = "\n" * 16
-
-
-def test_an_answer_that_ends_in_blanks_at_the_limit_is_ended_by_them_from_then_on() -> None:
-    wasted = said("I look." + "\n" * 40, "length")
-    hosted = Hosted(wasted, answer(search("river")), answer(search("war")))
-    episode_of(hosted)
-    assert [body.get("stop") for body in hosted.asked] == [None, [BLANKS], [BLANKS], [BLANKS]]
-    hosted = Hosted(said(f"{BODY}{' ' * 99}", "length"), answer(search("war")))
-    assert episode_of(hosted).turns[0].action == search("river")
-    assert hosted.asked[1]["stop"] == [" " * 16]
-
-
-def test_a_server_that_refuses_stops_is_asked_without_them() -> None:
-    wasted = said("I look." + "\n" * 40, "length")
-    hosted = Hosted(wasted, Refusal("each must contain non-whitespace"), answer(search("river")), wasted)
-    episode = episode_of(hosted)
-    assert [turn.action for turn in episode.turns] == [search("river"), END]
-    assert [body.get("stop") for body in hosted.asked] == [None, [BLANKS], None, None, None]
 
 
 def test_a_server_that_cannot_read_what_was_cut_is_asked_again_with_more_room() -> None:

@@ -107,6 +107,7 @@ def test_a_request_declares_the_tools_and_demands_a_call() -> None:
     [
         (search("poet"), search("poet")),
         (("functions.search_corpus", '```json\n{"query": "poet",}\n```'), search("poet")),
+        (("curate", json.dumps(json.dumps({"add_ids": '["D1"]'}))), curate(add_ids=["D1"])),
         (("end_search", ""), call("end_search")),
         (("end_search", "{}"), call("end_search")),
         (("no_such_tool", '{"x": 1}'), call("no_such_tool", x=1)),
@@ -266,15 +267,11 @@ def test_a_prompt_that_is_too_long_is_shortened_once_and_the_rules_are_kept() ->
     assert sizes[1] <= 0.71 * sizes[0]
     assert [message["role"] for message in sent] == [message["role"] for message in refused]
     assert sent[0] == refused[0]
+    assert TASK.query in sent[1]["content"]
     assert [made.finish_reason for made in episode.turns[1].calls] == ["overflow", "tool_calls"]
     assert episode.turns[1].calls[0].text == "400 context size"
     assert model_use(episode)["failed_attempts"] == 0
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
-
-
-def test_the_question_is_kept_where_a_prompt_is_too_long() -> None:
-    _, hosted = decided(Overflow("400 context size"), answer(search("war")))
-    assert TASK.query in hosted.asked[1]["messages"][1]["content"]
 
 
 def test_an_episode_says_how_its_tokens_were_counted_and_is_replayed_without_the_server() -> None:

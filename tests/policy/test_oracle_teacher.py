@@ -13,7 +13,7 @@ from harness1.data.world import world_source
 from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.memory.entities import FUNCTION_WORDS
-from harness1.policy.oracle_teacher import LINES, OracleTeacher, content_words, facet, line, parts, subject, topics
+from harness1.policy.oracle_teacher import LINES, OracleTeacher, content_words, line, parts, subject, topics
 from harness1.policy.policy import Decision
 from harness1.policy.wrappers import WrappedPolicy
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall
@@ -145,7 +145,7 @@ def test_it_follows_the_hops_and_keeps_a_few_near_misses() -> None:
 @pytest.mark.parametrize("tool", [*OPTIONAL, "all"])
 def test_every_action_is_valid_whichever_tool_is_missing(tool: str, order: str) -> None:
     off = [f"env.{name}.on=false" for name in (OPTIONAL if tool == "all" else (tool,))]
-    for seed in range(3):
+    for seed in range(2):
         episode = episode_of(HOPS, f"env.rendering.order={order}", *off, seed=seed)
         assert {"ada", "byron", "miss"} <= curated(episode)
         assert episode.stop_reason is StopReason.END_SEARCH
@@ -163,7 +163,7 @@ def test_every_action_is_valid_whichever_tool_is_missing(tool: str, order: str) 
     ],
 )
 def test_it_copes_without_any_mechanism(settings: str) -> None:
-    for seed in range(8):
+    for seed in range(3):
         episode = episode_of(HOPS, *(f"env.{setting}" for setting in settings.split()), seed=seed)
         assert {"ada", "byron", "miss"} <= curated(episode)
         delivered = [entry.unit_id for entry in episode.curated]
@@ -214,5 +214,4 @@ def test_a_question_is_taken_apart_into_its_own_words() -> None:
     assert parts("of the") == []
     assert topics("Was Lord Byron of Byron House born in 1788?") == ["Lord Byron of Byron House"]
     assert topics("Who was born first, Ada Lovelace or Lord Byron?") == ["Ada Lovelace", "Lord Byron"]
-    assert facet(TASK.query, "Ada Lovelace") == "father die"
     assert subject("does low birth weight matter") == ("low birth weight",)

@@ -14,8 +14,17 @@ from harness1.env.view import DocumentView, HitView, TurnView, View
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision, Policy
-from harness1.policy.registry import PLAIN, RULES, open_policy
-from harness1.policy.scripted import REPEATS, ROUNDS, RandomPolicy, RecordedPolicy, ScriptedPolicy, claim
+from harness1.policy.registry import open_policy
+from harness1.policy.scripted import (
+    POLICIES,
+    REPEATS,
+    ROUNDS,
+    UNTHINKING,
+    RandomPolicy,
+    RecordedPolicy,
+    ScriptedPolicy,
+    claim,
+)
 from harness1.records import Chunk, DocId, Episode, Gold, Status, StopReason, Task, UnitId
 from harness1.runs.journal import EPISODES, EpisodeStore
 from tests.support import CORPUS, END, Script, chunk, make_env, run, search, wide_corpus
@@ -234,7 +243,7 @@ def test_the_inventor_delivers_only_ids_that_stand_in_the_question() -> None:
     assert [entry.unit_id for entry in reflex("id-inventor", "castle a7?", chunks=chunks).curated] == ["a7"]
 
 
-@pytest.mark.parametrize("policy", [*RULES, "random"])
+@pytest.mark.parametrize("policy", [*UNTHINKING, "random"])
 def test_all_live_with_few_tools_and_turns_and_do_the_same_again(policy: str) -> None:
     off = [f"env.{name}.on=false" for name in ("fan_out", "grep", "read", "review", "verification")]
     env = load_config(None, [*off, "env.max_turns=6"]).env
@@ -243,7 +252,7 @@ def test_all_live_with_few_tools_and_turns_and_do_the_same_again(policy: str) ->
     assert set(actions(found)) <= {"search_corpus", "curate", "end_search"}
     assert found.turns == again.turns
     assert open_policy(policy).name == policy
-    assert len({open_policy(name).hash for name in RULES}) == len(RULES)
+    assert len({open_policy(name).hash for name in POLICIES}) == len(POLICIES)
 
 
 def recorded(*script: object) -> Episode:
@@ -288,7 +297,7 @@ def test_policies_play_inside_and_outside_of_the_harness(settings: list[str] | N
 
 FORKED = Task("t", "Where did the father of Ada Lovelace die?")
 GOLDS = {"t": Gold({DocId("ada"): 1, DocId("byron"): 1})}
-SPECS = (*PLAIN, *RULES, "oracle", "oracle-teacher", "lead-teacher", "mixed:0.5", "silent:scripted")
+SPECS = (*POLICIES, "oracle", "oracle-teacher", "lead-teacher", "mixed:0.5", "silent:scripted")
 
 
 async def decisions(policy: Policy) -> tuple[list[Decision], list[Decision]]:

@@ -187,13 +187,6 @@ def test_of_several_actions_it_says_the_one_that_counts() -> None:
     assert said.actions == (odd.action,), "what is no plain JSON is spoken as it is recorded"
 
 
-@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
-def test_its_episodes_are_replayed_without_a_tokenizer(order: str) -> None:
-    episode = spoken(ScriptedPolicy(), order=order)
-    report = replay_episode(episode, Env(rendering=Rendering(order=order)))
-    assert (report.equal, report.difference) == (len(episode.turns), None)
-
-
 def taught_by(*outputs: ToolCall | str | Exception, retries: int = 3) -> tuple[Episode, Sayer]:
     """An episode of a model of one vocabulary that teaches a student of another."""
     model = Sayer(TEACHER, search("river"), *outputs)
