@@ -46,7 +46,7 @@ def test_a_variant_lacks_what_its_name_says(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_teacher_finds_something_in_every_variant(world: Path, name: str) -> None:
     start = Start(world, variant(name, ONE_WORKER))
-    tasks = start.tasks("test", 6)
+    tasks = start.tasks("test", 3)
     episodes = play(start, "silent:oracle-teacher", f"teacher-{VARIANTS.index(name)}", tasks)
     assert {episode.status for episode in episodes} <= {Status.COMPLETED, Status.TRUNCATED}
     assert fmean(episode.reward.total for episode in episodes if episode.reward) > 1.0

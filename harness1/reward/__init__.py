@@ -159,8 +159,10 @@ def turn_penalty(case: Case) -> float:
     return (case.outcome.turns - FREE_TURNS) / max(case.config.env.max_turns - FREE_TURNS, 1)
 
 
-COMPONENTS = (outcome, recall, trajectory, answer_found, answer, trajectory_answer, answer_missed, clutter)
-COMPONENTS += (diversity, turn_penalty)  # in the order in which they are summed
+COMPONENTS = (  # in the order in which they are summed
+    *(outcome, recall, trajectory, answer_found, answer, trajectory_answer, answer_missed, clutter),
+    *(diversity, turn_penalty),
+)
 BEYOND_CAP = "beyond_process_cap"  # the name of the term that takes back the excess over `PROCESS_CAP`
 NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 

@@ -68,9 +68,30 @@ def timeless(found: list[Episode]) -> list[bytes]:
     return [msgspec.json.encode(msgspec.structs.replace(episode, stage_ms={})) for episode in found]
 
 
-def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> None:
-    count = 12
-    assert timeless(episodes(index, 2, count)) == timeless(episodes(index, 1, count))
+def test_workers_give_the_same_episodes_as_one_process_share_its_cores_and_tell_which_chunks_wait(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, seen, told, threads = list[Episode](), list[dict[str, int]](), list[Depths](), list[int]()
+    original = runner._run_in_processes
+
+    def begin(setup: EpisodeSetup, *rest: Any) -> None:
+        threads.append(setup.config.machine.threads)
+        original(setup, *rest)
+
+    def hear(episode: Episode) -> None:
+        found.append(episode)
+        seen.append(dict(told[0]()))
+
+    monkeypatch.setattr(runner, "_run_in_processes", begin)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    config = load_config(None, ["machine.workers=2", "machine.concurrency=2"])
+    run_episodes(EpisodeSetup(config, index, "scripted"), jobs(16), hear, told.append)
+    assert timeless(sorted(found, key=lambda episode: episode.key)) == timeless(episodes(index, 1, 16))
+    assert (len(told), threads) == (1, [3])
+    assert seen[0]["chunks waiting"] == 4  # of eight; two for each worker are in flight
+    assert dict(told[0]()) == {"chunks waiting": 0, "in flight": 0}
+    given = EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted", reasoned=True, student="folder")
+    assert given.share(2) == given
 
 
 def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,31 +139,6 @@ def test_what_is_done_is_handed_over_once_before_a_dead_workers_chunk_and_after_
     assert (sorted(each.key for each in heard), running) == ([each.key for each in played], {chunks[0]})
 
 
-def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
-    seen, told = list[dict[str, int]](), list[Depths]()
-    config = load_config(None, ["machine.workers=2", "machine.concurrency=2"])
-    setup = EpisodeSetup(config, index, "scripted")
-    run_episodes(setup, jobs(16), lambda _: seen.append(dict(told[0]())), told.append)
-    assert len(told) == 1
-    assert seen[0]["chunks waiting"] == 4  # of eight; two for each worker are in flight
-    assert dict(told[0]()) == {"chunks waiting": 0, "in flight": 0}
-
-
-def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[EpisodeSetup] = []
-    original = runner._run_in_processes
-
-    def run(setup: EpisodeSetup, *rest: Any) -> None:
-        begun.append(setup)
-        original(setup, *rest)
-
-    monkeypatch.setattr(runner, "_run_in_processes", run)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert (len(episodes(index, 2, 8)), [setup.config.machine.threads for setup in begun]) == (8, [3])
-    given = EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted", reasoned=True, student="folder")
-    assert given.share(2) == given
-
-
 def test_a_policy_of_this_process_plays_in_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
@@ -165,7 +161,7 @@ def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -
     threading.Thread(target=kill_a_worker, daemon=True).start()
     setup = EpisodeSetup(load_config(None, ["machine.workers=2"]), index, "scripted")
     with pytest.raises(InfrastructureFault, match="worker process died"):
-        run_episodes(setup, jobs(400), found.append)
+        run_episodes(setup, jobs(200), found.append)
     assert found
 
 
