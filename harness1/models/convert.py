@@ -21,7 +21,7 @@ import numpy as np
 from harness1.data.origins import origins_of
 from harness1.errors import MissingExtra, UsageError, optional
 from harness1.model_folder import CONFIG, folder_hash, holds_adapters, open_tensors, refusing
-from harness1.models.gguf import Array, GgufFile, GgufTensor
+from harness1.models.gguf import GgufFile, GgufTensor
 from harness1.plain import file_digest, meant
 from harness1.records import Record
 from harness1.runs.files import (
@@ -57,8 +57,7 @@ PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-BIASED = ("attn_q", "attn_k", "attn_v")
-"""The parts that have biases in Qwen2."""
+BIASED = ("attn_q", "attn_k", "attn_v")  # the parts that have biases in Qwen2
 SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -81,7 +80,7 @@ Facts = Mapping[str, Any]
 
 def check_installed() -> None:
     """Raise MissingExtra before a long download if a package that the conversion needs is not installed."""
-    for package in ("safetensors", "tokenizers", "torch", "transformers"):
+    for package in ("gguf", "safetensors", "tokenizers", "torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "train")
 
@@ -96,37 +95,36 @@ def convert_gguf(source: Path, folder: Path, dtype: Target = "float32") -> None:
         write_tensors(folder / "model.safetensors", tensors, lambda each: _load_tensor(stored, each))
 
 
-class _GgufWeights:
-    """The tensors of a GGUF file by their names in transformers; it is read as an open safetensors file is."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self._facts = file.facts
-        self.named = {_rename(name, file.facts): name for name in file.tensors}
-        self._tensors = file.tensors
+class _GgufWeights(GgufFile):
+    """A GGUF file that is read as an open safetensors file is."""
 
     def get_slice(self, name: str) -> GgufTensor:
-        return self._tensors[self.named[name]]
+        return self.tensors[name]
 
     def get_tensor(self, name: str) -> Tensor:
+        """Undo llama.cpp's order of a head's dimensions in a Llama: it rotates neighbours, transformers the halves."""
         import torch
 
-        own = self.named[name]
-        return torch.from_numpy(_unpermute(own, self._tensors[own].decode(), self._facts))
+        weight = self.tensors[name].decode()
+        heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
+        if heads is not None and self.facts["general.architecture"] == "llama":
+            count = self.facts[f"llama.attention.{heads}"]
+            weight = weight.reshape(count, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+        return torch.from_numpy(np.ascontiguousarray(weight))
 
 
 def _open_gguf(source: Path, folder: Path, dtype: Target) -> Stored:
     """Write all of a model but its weights into a folder, and return these."""
     check_installed()
     with refusing(f"{source.name} cannot be converted"):
-        file = GgufFile(source)
+        file = _GgufWeights(source)
         layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
         if layers != (named := file.facts.get(f"{file.facts['general.architecture']}.block_count", layers)):
             raise ValueError(f"it has {layers} of the {named} layers that it names")
         folder.mkdir(parents=True, exist_ok=True)
         _save_config(file.facts, folder, dtype, tied="output.weight" not in file.tensors)
         _save_tokenizer(file.facts, folder)
-        weights = _GgufWeights(file)
-    return {name: (weights, name) for name in weights.named}
+        return {_rename(name, file.facts): (file, name) for name in file.tensors}
 
 
 def _rename(tensor: str, facts: Facts) -> str:
@@ -139,15 +137,6 @@ def _rename(tensor: str, facts: Facts) -> str:
         case ["blk", layer, part] if part in (biased if kind == "bias" else PARTS) and kind in ("weight", "bias"):
             return f"model.layers.{layer}.{PARTS[part]}.{kind}"
     raise ValueError(f"it has a tensor {tensor!r}, which a plain model of its kind does not have")
-
-
-def _unpermute(name: str, weight: Array, facts: Facts) -> Array:
-    """Undo llama.cpp's order of a head's dimensions in a Llama: it rotates neighbours, transformers the two halves."""
-    heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
-    if heads is not None and facts["general.architecture"] == "llama":
-        count = facts[f"llama.attention.{heads}"]
-        weight = weight.reshape(count, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
-    return np.ascontiguousarray(weight)
 
 
 def _save_config(facts: Facts, folder: Path, dtype: Target, tied: bool) -> None:
@@ -213,18 +202,15 @@ def _save_tokenizer(facts: Facts, folder: Path) -> None:
 
 
 VERB = "models convert"
-CHECKED = 1 << 24
-"""Numbers that are checked at a time, because a check takes more memory than what it checks."""
+CHECKED = 1 << 24  # numbers that are checked at a time, because a check takes more memory than what it checks
 WEIGHTS = "*.safetensors*"
 OTHERS = (".json", ".txt", ".model", ".jinja", ".md")
 """Suffixes of the files that are copied: tokenizer, chat template, licence and card."""
 PACKED, SCALES = "_blocks", "_scales"
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """MXFP4 (OCP Microscaling Formats 1.0): the numbers of the lower three bits; the fourth is the sign (E2M1)."""
-BIAS = 127
-"""Of its exponents, which are bytes (E8M0)."""
-BLOCK = 32
-"""Numbers that share an exponent, two in a byte, the lower half first."""
+BIAS = 127  # of its exponents, which are bytes (E8M0)
+BLOCK = 32  # numbers that share an exponent, two in a byte, the lower half first
 LAYER = re.compile(r"(model\.layers\.)(\d+)(\..+)")
 Target = Literal["bfloat16", "float16", "float32"]
 KINDS: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -234,11 +220,9 @@ BYTES = {
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 """Sizes of the types that are written, by their names in safetensors."""
-ALIGNMENT = 8
-"""The header of a safetensors file ends at a multiple of this many bytes."""
+ALIGNMENT = 8  # the header of a safetensors file ends at a multiple of this many bytes
 
-Stored = Mapping[str, tuple[Any, str]]
-"""Tensors by their names in the new model: an open file, and the name in it."""
+Stored = Mapping[str, tuple[Any, str]]  # tensors by their names in the new model: an open file, and the name in it
 
 
 class TensorInfo(NamedTuple):
@@ -257,8 +241,7 @@ class Converted(Record, kw_only=True):
     """The contents of a converted model; `size` is in bytes, and `dequantized` counts the tensors that were MXFP4."""
 
     dtype: str
-    files: int
-    """Earlier versions wrote several."""
+    files: int  # earlier versions wrote several
     tensors: int
     size: int
     dequantized: int
