@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 CONNECTIONS = 64  # default number of open connections to one server from one event loop
 ANSWER_BYTES = 256 << 20  # largest answer in bytes; a larger one is a fault
 LONGEST_WAIT_S = 60.0  # limit of the wait that a server asks for
-LAST_WORDS_S = 5.0  # most seconds for a request at the end of the process
 EXCERPT = 300  # characters of a server's error that a message repeats
 SHORTEST_SECRET = 4
 SHORTEST_TOKEN, TOKEN_BYTES = 16, 4096
@@ -77,13 +76,10 @@ Line = tuple["AsyncClient", asyncio.Semaphore]  # the session of an event loop, 
 class HttpClient:
     """A client for one server, whose address is the prefix of every path; messages never repeat the values of its
     headers. Raise MissingExtra without httpx. Redirects are not followed, because they would carry the key elsewhere;
-    cookies are not kept, and environment variables are ignored.
-
-    `answer_bytes` limits an answer, None by `ANSWER_BYTES`.
+    cookies are not kept, and environment variables are ignored. `answer_bytes` limits an answer (None: `ANSWER_BYTES`).
 
     A session belongs to the event loop that made it, and the command line calls `asyncio.run` many times with one
-    client, so each loop gets its own, held by an asynchronous generator, which a loop closes before it ends.
-    """
+    client, so each loop gets its own, held by an asynchronous generator, which a loop closes before it ends."""
 
     def __init__(
         self,
@@ -94,8 +90,7 @@ class HttpClient:
     ) -> None:
         with optional("serve", "httpx"):
             import httpx
-        self.errors = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
-        """What `exchange` raises."""
+        self.errors = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)  # what `exchange` raises
         self.url, self._headers, self._connections = url, dict(headers or {}), connections
         self._limit = answer_bytes or ANSWER_BYTES
         # Shorter strings than a key may be part of ordinary words.
@@ -180,14 +175,6 @@ class HttpClient:
             reason, connected = _reason(error)
         message = f"{without_password(self.url + path)}: {reason}"
         return HttpFault(without_secrets(message, self._secrets), status, wait, connected)
-
-    def tell(self, path: str, body: object) -> None:
-        """Post a body at the end of the process, when event loops resolve no names any more, whatever the answer."""
-        import httpx
-
-        headers, sent = {"Content-Type": "application/json", **self._headers}, msgspec.json.encode(body)
-        with suppress(*self.errors):
-            httpx.post(self.url + path, content=sent, headers=headers, timeout=LAST_WORDS_S, trust_env=False)
 
     async def _line(self) -> Line:
         loop = asyncio.get_running_loop()

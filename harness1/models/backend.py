@@ -71,12 +71,9 @@ class Sleeper(Protocol):
         wait; weights must not be loaded within. Raise UsageError if the backend was not started for this."""
 
 
-LEAST = -9000.0
-"""Lower bound of a credible log probability; vLLM's server writes -9999 for minus infinity."""
-IDS = 2**31
-"""Limit of token ids: records store them as signed 32-bit integers."""
-ROUNDING = 1e-4
-"""Most by which a log probability may exceed 0."""
+LEAST = -9000.0  # lower bound of a credible log probability; vLLM's server writes -9999 for minus infinity
+IDS = 2**31  # limit of token ids: records store them as signed 32-bit integers
+ROUNDING = 1e-4  # most by which a log probability may exceed 0
 
 
 class EngineOutput(Record):
@@ -85,10 +82,7 @@ class EngineOutput(Record):
     ids: Sequence[int] | None
     logprobs: Sequence[float | None] | None
     finish: str | None
-    stopped_by: int | str | None = None
-    """With `finish` `stop`: the token or text that ended the output."""
-    version: int | None = None
-    """Version of the weights, if the engine reports it."""
+    stopped_by: int | str | None = None  # with `finish` `stop`: the token or text that ended the output
 
 
 def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
@@ -99,7 +93,6 @@ def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> Sam
     values = tuple(min(cast(float, value), 0.0) for value in logprobs)
     # At temperature 0 the distribution is one token; engines report its probability without temperature.
     values = values if sampling.temperature else (0.0,) * len(ids)
-    version = version if sampled.version is None else sampled.version
     return SampledOutput(ids, values, cast(FinishReason, sampled.finish), version, version)
 
 

@@ -17,7 +17,7 @@ from harness1.models.adapters import read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
 from harness1.models.causal_model import Dtype
 from harness1.models.token_server import check_temperature
-from harness1.models.weight_gate import LoadedAdapter, TensorShapes, WeightGate, check_same_shapes, weight_shapes
+from harness1.models.weight_gate import LoadedAdapter, WeightGate, weight_shapes
 from harness1.plain import digest
 from harness1.records import Sampling
 
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM 0.31 makes room for (`MaxLoRARanks`)."""
-ADAPTERS = 2
-"""Adapters that a step of vLLM applies: the newest, and the one that calls in flight end with."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks of adapters that vLLM 0.31 makes room for (`MaxLoRARanks`)
+ADAPTERS = 2  # adapters that a step of vLLM applies: the newest, and the one that calls in flight end with
 CACHED = 32
 """Adapters that vLLM keeps in the memory of the machine. It looks for others in their folders, which are gone after
 the next versions, and a missing one ends the engine: more than versions that calls in flight can be of."""
@@ -49,7 +47,8 @@ def open_vllm(
     start. `max_model_len` is of prompt and output together (None: the model's), `memory_share` that of a GPU for
     weights and cache, `adapter_rank` that of adapters to come, `options` fields of `vllm.AsyncEngineArgs`."""
     base, gate = checked_base(folder), WeightGate()
-    shapes, first = weight_shapes(base), None
+    weight_shapes(base)  # raises where there are none
+    first = None
     fields: dict[str, Any] = {
         "model": str(base.resolve()),
         "dtype": dtype,
@@ -75,7 +74,7 @@ def open_vllm(
     except UsageError:
         loop.stop()
         raise
-    backend = VllmBackend(engine, loop, shapes, digest(["vllm", folder_hash(folder), dtype]), base, gate)
+    backend = VllmBackend(engine, loop, digest(["vllm", folder_hash(folder), dtype]), base, gate)
     if first is not None:
         loop.call(backend.add_adapter(first))
     return backend
@@ -98,12 +97,10 @@ async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
 class VllmBackend:
     """A `Backend` over vLLM's engine, made by `open_vllm`, for any event loop. `close` ends the engine's processes."""
 
-    def __init__(
-        self, engine: AsyncLLM, loop: LoopThread, shapes: TensorShapes, name: str, base: Path, gate: WeightGate
-    ) -> None:
+    def __init__(self, engine: AsyncLLM, loop: LoopThread, name: str, base: Path, gate: WeightGate) -> None:
         self.hash = name
         self._base, self._gate, self._numbers = base, gate, itertools.count()
-        self._engine, self._loop, self._shapes = engine, loop, shapes
+        self._engine, self._loop = engine, loop
         self._window: int = engine.model_config.max_model_len
         atexit.register(self.close)
 
@@ -122,7 +119,7 @@ class VllmBackend:
             check_base(folder, self._base)
             await self._loop.run(self.add_adapter(self._gate.open(folder.resolve(), version)))
         else:
-            check_same_shapes(self._shapes, folder)
+            weight_shapes(folder)  # raises where there are none
             await self._loop.run(self._load(folder, version))
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,7 @@ class WeightGate:
     def __init__(self, kept: int = 1) -> None:
         self._whole, self._calls, self._usable = 0, 0, True
         self._kept, self._count = max(1, kept), 0
-        self._loaded: list[LoadedAdapter] = []
-        """Oldest first."""
+        self._loaded: list[LoadedAdapter] = []  # oldest first
         self._changed: asyncio.Event | None = None
         self._drained = asyncio.Event()
 
@@ -106,23 +105,8 @@ class WeightGate:
         return loaded
 
 
-TensorShapes = Mapping[str, tuple[int, ...]]
-TIED_HEAD = "lm_head.weight"
-"""The output head, which files of a model that ties it to its embedding may include or leave out."""
-
-
-def weight_shapes(folder: Path) -> TensorShapes:
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in a model's folder, without torch; raise as `open_tensors`."""
     with ExitStack() as stack:
         files = open_tensors(folder, stack, "np")
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
-
-
-def check_same_shapes(opened: TensorShapes, folder: Path) -> None:
-    """Raise UsageError for weights of another architecture than the opened one, which may crash an engine."""
-    found = weight_shapes(folder)
-    others = {name for name in opened.keys() | found.keys() if opened.get(name) != found.get(name)}
-    if TIED_HEAD not in opened or TIED_HEAD not in found:
-        others.discard(TIED_HEAD)
-    if others:
-        raise UsageError(f"{folder} holds weights of another model: {', '.join(sorted(others)[:3])}")

@@ -6,11 +6,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.pretty import Pretty
 
+from harness1.cli.options import show
 from harness1.config import load_config
 from harness1.errors import UsageError
 from harness1.models.spec import ModelSpec
 from harness1.plain import Secret, public_address, secrets_of, without_password
+from harness1.policy.registry import open_model
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.runs.folder import public_config, run_stage, toml_lines
 
@@ -75,11 +79,23 @@ def overrides() -> list[str]:
     return [f"machine.{key}" for key in keys]
 
 
-def test_no_setting_shows_its_secrets() -> None:
+def test_no_setting_shows_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(None, overrides())
+    policy = open_model("openai:gpt@http://host/v1", config)
+    Console(width=200).print(Pretty(policy, expand_all=True))
+    for as_json in (False, True):
+        show(overrides=overrides(), as_json=as_json)
+    assert SECRET not in capsys.readouterr().out
     assert config.machine.web.search_url == f"https://host/search?key={SECRET}"
     lines = "\n".join(toml_lines(public_config(config)))
-    for shown in (repr(config), str(config), f"{config.machine.web.search_url}", lines):
+    for shown in (
+        repr(config),
+        str(config),
+        f"{config.machine.web.search_url}",
+        lines,
+        repr(policy),
+        repr(vars(policy)),
+    ):
         assert SECRET not in shown
     assert 'search_url = "https://host/search?***"' in lines
     with pytest.raises(TypeError):

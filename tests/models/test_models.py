@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import pickle
 import shutil
@@ -13,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.pretty import Pretty
 
 from harness1 import errors
-from harness1.cli.options import show
 from harness1.config import Config, Dense, Machine, load_config
 from harness1.errors import MissingExtra, UsageError
 from harness1.models.backend import Grammar, SampledOutput
@@ -26,7 +22,7 @@ from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.convert import convert_gguf
 from harness1.models.open import BackendCompleter, format_at, open_backend
 from harness1.models.spec import NAMES, ModelSpec, is_model
-from harness1.models.token_server import SglangServer, VllmServer
+from harness1.models.token_server import VllmServer
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers_backend import open_transformers
 from harness1.models.weight_gate import weight_shapes
@@ -71,7 +67,7 @@ def complaint(spec: str, config: Config = SMALL) -> str:
         ("hf:C:\\models\\x", ("hf", "C:\\models\\x", None)),
         ("vllm:/a/b", ("vllm", "/a/b", None)),
         (f"vllm:Qwen/Qwen3-8B@{URL}", ("vllm", "Qwen/Qwen3-8B", URL)),
-        ("sglang:m@https://[::1]:30000", ("sglang", "m", "https://[::1]:30000")),
+        ("vllm:m@https://[::1]:30000", ("vllm", "m", "https://[::1]:30000")),
         ("openai:gpt-oss:20b@http://10.0.0.1:11434/v1", ("openai", "gpt-oss:20b", "http://10.0.0.1:11434/v1")),
         ("openai:a@b/c@HTTPS://host/v1/", ("openai", "a@b/c", "HTTPS://host/v1/")),
         ("openai:m@http-x@http://host:1", ("openai", "m@http-x", "http://host:1")),
@@ -86,8 +82,8 @@ def test_a_model_is_read_by_kind_name_and_address(spec: str, read: tuple[str, st
 @pytest.mark.parametrize(
     "spec",
     [
-        *("hf:", "vllm:", "sglang:", "openai:", "openai", "llama:x", ""),
-        *(f"hf:x@{URL}", "sglang:x", "openai:x", "openai:x@localhost:8000/v1", f"openai:@{URL}", "openai:x@http://"),
+        *("hf:", "vllm:", "openai:", "openai", "llama:x", ""),
+        *(f"hf:x@{URL}", "openai:x", "openai:x@localhost:8000/v1", f"openai:@{URL}", "openai:x@http://"),
     ],
 )
 def test_rejects_what_names_no_model_and_lists_the_forms(spec: str) -> None:
@@ -121,16 +117,15 @@ def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> 
     assert open_model(f"hf:{folder}", SMALL).hash == policy.hash
 
 
-@pytest.mark.parametrize(("kind", "server"), [("vllm", VllmServer), ("sglang", SglangServer)])
-def test_a_model_behind_a_server_counts_by_the_tokenizer_said_to_be_its(folder: Path, kind: str, server: type) -> None:
+def test_a_model_behind_a_server_counts_by_the_tokenizer_said_to_be_its(folder: Path) -> None:
     config = load_config(None, [f"machine.model.tokenizer={folder}", "policy.format=compact"])
-    policy = open_model(f"{kind}:some/name@{URL}", config)
+    policy = open_model(f"vllm:some/name@{URL}", config)
     assert isinstance(policy, LanguageModelPolicy)
-    assert isinstance(policy.model, server)
+    assert isinstance(policy.model, VllmServer)
     assert (policy.counter.name, policy.counter.tokenizer.hash) == ("compact", tokenizer("chatml").hash)
     assert policy.model._endpoint.url == URL.removesuffix("/v1")
-    assert open_model(f"{kind}:other/name@{URL}", config).hash != policy.hash
-    assert "--set machine.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
+    assert open_model(f"vllm:other/name@{URL}", config).hash != policy.hash
+    assert "--set machine.model.tokenizer=FOLDER" in complaint(f"vllm:an-alias@{URL}")
 
 
 def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
@@ -192,7 +187,6 @@ def test_a_bundled_model_that_was_not_fetched_is_named_with_what_fetches_it(
         ("hf", "torch", "train"),
         ("vllm", "vllm", "vllm"),
         ("openai", "httpx", "serve"),
-        ("sglang", "httpx", "serve"),
     ],
 )
 def test_what_is_not_installed_is_named_with_what_installs_it(
@@ -214,17 +208,6 @@ def test_an_extra_is_installed_from_where_the_package_runs(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "openai_harmony", None)
     with pytest.raises(MissingExtra, match=r"\[harmony\]"):
         format_at("harmony", Config())
-
-
-def test_keys_are_shown_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [f"machine.{name}={SECRET}" for name in ("model.key", "verifier.key", "web.search_key", "web.read_key")]
-    policy = open_model(f"openai:gpt@{URL}", load_config(None, overrides))
-    Console(file=(written := io.StringIO()), width=200).print(Pretty(policy, expand_all=True))
-    show(overrides=overrides)
-    show(overrides=overrides, as_json=True)
-    for text in (repr(policy), repr(vars(policy)), policy.name, written.getvalue(), capsys.readouterr().out):
-        assert SECRET not in text
-        assert text
 
 
 CHAT = chat_format("compact", "chatml")
@@ -302,24 +285,19 @@ def refused(load: Callable[[], object]) -> None:
     assert not TRAP.exists()
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_file_of_a_language_model_is_one_line(model: Path, name: str, kind: str) -> None:
+def test_a_broken_file_of_a_language_model_and_settings_of_wrong_types_are_one_line(model: Path) -> None:
     load_all(model)
-    (model / name).write_bytes(BROKEN[kind])
-    refused(lambda: load_all(model))
-
-
-def test_settings_of_wrong_types_are_one_line(model: Path) -> None:
-    for name, text in (
-        ("generation_config.json", '"x"'),
-        ("generation_config.json", '{"eos_token_id": [[]], "pad_token_id": []}'),
-        ("config.json", '{"model_type": "llama", "intermediate_size": "wide"}'),
-        ("config.json", '{"model_type": "llama", "hidden_size": 0}'),
+    names = ("config.json", "tokenizer.json", "model.safetensors")
+    for name, content in (
+        *((name, content) for name in names for content in BROKEN.values()),
+        ("generation_config.json", b'"x"'),
+        ("generation_config.json", b'{"eos_token_id": [[]], "pad_token_id": []}'),
+        ("config.json", b'{"model_type": "llama", "intermediate_size": "wide"}'),
+        ("config.json", b'{"model_type": "llama", "hidden_size": 0}'),
     ):
         before = (model / name).read_bytes()
-        (model / name).write_text(text)
-        refused(lambda: load_causal_model(model, "cpu", "float32"))
+        (model / name).write_bytes(content)
+        refused(lambda: load_all(model))
         (model / name).write_bytes(before)
 
 
@@ -330,7 +308,7 @@ def test_pickled_weights_are_not_unpickled(model: Path) -> None:
         refused(lambda: load_causal_model(model, "cpu", "float32"))
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("kind", ["pickle", "deep", "list"])
 def test_a_broken_model_for_retrieval_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     whole = save_pair_model(tmp_path / "whole")

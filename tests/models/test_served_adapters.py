@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from harness1.config import load_config
 from harness1.errors import UsageError
 from harness1.models.open import open_backend
 from harness1.models.spec import ModelSpec
-from harness1.models.token_server import SglangServer, TokenServer, VllmServer
+from harness1.models.token_server import VllmServer
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters, settings
-from tests.models.test_token_server import PROMPT, SAMPLING, completion, generated
+from tests.models.test_token_server import PROMPT, SAMPLING, completion
 from tests.serving import imitating
 from tests.support import run
 from tests.tiny_models import save_tiny_model
@@ -23,18 +24,17 @@ from tests.vocabularies import vocabulary
 
 
 class Imitation:
-    """A server of a base and its adapters, with the statuses and messages of vLLM 0.31 and SGLang."""
+    """A server of a base and its adapters, with the statuses and messages of vLLM 0.31."""
 
     def __init__(self, base: str, updating: bool = True) -> None:
         self.base, self.updating = base, updating
         self.loaded: dict[str, str] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.asked: list[str] = []
 
     def answer(self, method: str, path: str, sent: bytes) -> tuple[int, bytes]:
         body = json.loads(sent) if sent else {}
         status, made = self.reply(path, body)
-        if path != "/v1/models":
-            self.asked.append((path.rpartition("/")[2], body.get("lora_name", "")))
+        self.asked.append(path)
         return status, json.dumps(made).encode()
 
     def reply(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -42,17 +42,13 @@ class Imitation:
         if path == "/v1/models":
             cards = [{"id": each, "root": place, "parent": "served"} for each, place in self.loaded.items()]
             return 200, {"data": [{"id": "served", "root": self.base, "parent": None}, *cards]}
-        if "lora_adapter" in path:
+        if "load_lora_adapter" in path:
             if not self.updating:
                 return 404, {"detail": "Not Found"}
-            if (name in self.loaded) == ("unload" not in path):
+            if name in self.loaded:
                 return 400, {"success": False, "message": f"The lora adapter '{name}' has already been loaded."}
-            self.loaded = {**self.loaded, name: body["lora_path"]} if "unload" not in path else {}
+            self.loaded = {**self.loaded, name: body["lora_path"]}
             return 200, {"success": True}
-        if path == "/generate":
-            if body.get("lora_path") in self.loaded:
-                return 200, generated()
-            return 400, {"error": {"message": f"The following requested LoRA adapters are not loaded: {body}"}}
         if body["model"] in self.loaded:
             top = [{"a": -3.0 * body["temperature"]}]
             return 200, completion(logprobs={"token_logprobs": [-0.5, -1.25, -0.125], "top_logprobs": top})
@@ -69,10 +65,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_vocabulary(save_tiny_model(tmp_path_factory.mktemp("models") / "base"))
 
 
-@pytest.fixture
-def adapters(base: Path, tmp_path: Path) -> Path:
-    save_adapters(tmp_path / "lora", base)
-    return tmp_path / "lora"
+@pytest.fixture(scope="module")
+def adapters(base: Path) -> Path:
+    save_adapters(base.with_name("lora"), base)
+    return base.with_name("lora")
 
 
 @pytest.fixture
@@ -80,42 +76,34 @@ def imitation(base: Path) -> Imitation:
     return Imitation(str(base))
 
 
-def opened(kind: str, folder: Path, url: str) -> TokenServer:
-    backend, _ = open_backend(ModelSpec.read(f"{kind}:{folder}@{url}/v1"), load_config(None, ["policy.format=compact"]))
-    assert isinstance(backend, {"vllm": VllmServer, "sglang": SglangServer}[kind])
+def opened(folder: Path, url: str) -> VllmServer:
+    backend, _ = open_backend(ModelSpec.read(f"vllm:{folder}@{url}/v1"), load_config(None, ["policy.format=compact"]))
+    assert isinstance(backend, VllmServer)
     return backend
 
 
-async def sample_many(server: TokenServer, sampling: Sampling = SAMPLING) -> None:
+async def sample_many(server: VllmServer, sampling: Sampling = SAMPLING) -> None:
     await asyncio.gather(*[server.generate(PROMPT, sampling) for _ in range(3)])
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_adapters_named_by_their_folder_are_loaded_with_the_first_call_and_unloaded_by_whoever_loaded_them(
-    kind: str, imitation: Imitation, adapters: Path
+def test_adapters_named_by_their_folder_are_loaded_with_the_first_call_and_again_where_they_are_gone(
+    imitation: Imitation, adapters: Path
 ) -> None:
     with imitating(imitation.answer) as url:
-        server, other = opened(kind, adapters, url), opened(kind, adapters, url)
+        server, other = opened(adapters, url), opened(adapters, url)
         assert not imitation.asked, "training replaces them before the first call"
         run(sample_many(server))
         (name,) = imitation.loaded
         assert imitation.loaded[name] == str(adapters)
         run(sample_many(other))
-        other.close()
-        assert name in imitation.loaded, "another process loaded it"
-        server.close()
-        assert not imitation.loaded
+        imitation.loaded = {}  # a server that was started anew
         run(sample_many(other))
-        assert name in imitation.loaded, "unloaded under a client, or by a server that was started anew"
-        other.close()
-        assert not imitation.loaded
+        assert name in imitation.loaded
 
 
 def test_log_probabilities_are_tested_with_the_adapters_themselves(imitation: Imitation, adapters: Path) -> None:
     with imitating(imitation.answer) as url:
-        server = opened("vllm", adapters, url)
-        run(sample_many(server, msgspec.structs.replace(SAMPLING, temperature=0.7)))
-        server.close()
+        run(sample_many(opened(adapters, url), msgspec.structs.replace(SAMPLING, temperature=0.7)))
 
 
 def test_adapters_have_a_name_and_a_hash_by_their_content(
@@ -123,10 +111,10 @@ def test_adapters_have_a_name_and_a_hash_by_their_content(
 ) -> None:
     def names(folder: Path) -> tuple[str, str]:
         with imitating(imitation.answer) as url:
-            server = opened("vllm", folder, url)
+            server = opened(folder, url)
             run(server.generate(PROMPT, SAMPLING))
             (name,) = imitation.loaded
-            server.close()
+            imitation.loaded = {}
             return name, server.hash
 
     copy, other = tmp_path / "copy" / "lora", tmp_path / "other" / "lora"
@@ -150,7 +138,7 @@ def test_a_server_of_another_base_or_without_updates_is_refused_in_one_line(
     adapters: Path, served: str, updating: bool, says: str
 ) -> None:
     with imitating(Imitation(served, updating).answer) as url, pytest.raises(UsageError, match=says) as refused:
-        run(opened("vllm", adapters, url).generate(PROMPT, SAMPLING))
+        run(opened(adapters, url).generate(PROMPT, SAMPLING))
     assert "\n" not in str(refused.value)
 
 
@@ -160,11 +148,6 @@ def test_another_folder_of_the_same_base_is_its_base_and_one_of_its_name_with_ot
     same, other = save_tiny_model(tmp_path / "same"), save_tiny_model(tmp_path / "wrong" / "base", seed=5)
     save_vocabulary(same)
     for served, fits in ((same, True), (other, False)):
-        with imitating(Imitation(str(served)).answer) as url:
-            server = opened("vllm", adapters, url)
-            if fits:
-                run(server.generate(PROMPT, SAMPLING))
-                server.close()
-            else:
-                with pytest.raises(UsageError, match="belong to"):
-                    run(server.generate(PROMPT, SAMPLING))
+        refused = nullcontext() if fits else pytest.raises(UsageError, match="belong to")
+        with imitating(Imitation(str(served)).answer) as url, refused:
+            run(opened(adapters, url).generate(PROMPT, SAMPLING))

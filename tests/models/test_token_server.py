@@ -1,4 +1,5 @@
-"""Servers of token ids: what they are asked, what of their answers is believed, and when their weights change."""
+"""vLLM, behind a server and in this process: what it is asked, what of its answers is believed, and when its weights
+change."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
@@ -18,13 +20,11 @@ from safetensors.torch import save_file
 
 from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreachable, UsageError
 from harness1.http.loop_thread import LoopThread
-from harness1.http.model_endpoint import ModelEndpoint
 from harness1.model_folder import open_tensors
-from harness1.models.backend import Grammar, SampledOutput, Sleeper
-from harness1.models.token_server import SglangServer, VllmServer
-from harness1.models.transformers_backend import TransformersBackend
+from harness1.models.backend import Grammar, SampledOutput
+from harness1.models.token_server import VllmServer
 from harness1.models.vllm_engine import VllmBackend
-from harness1.models.weight_gate import WeightGate, check_same_shapes, weight_shapes
+from harness1.models.weight_gate import WeightGate, weight_shapes
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters
 from tests.support import in_loop, run
@@ -42,7 +42,6 @@ class FakeEndpoint:
     of the adapters here."""
 
     url = "http://server"
-    client = SimpleNamespace(tell=lambda path, body: None)
 
     def __init__(self, reply: Reply) -> None:
         self.reply, self.asked = reply, list[tuple[str, dict[str, Any]]]()
@@ -77,22 +76,9 @@ def completion(**changed: Any) -> dict[str, Any]:
     return {"id": "x", "choices": [{**choice, **changed}]}
 
 
-def generated(**changed: Any) -> dict[str, Any]:
-    """What SGLang answers, changed at its `meta_info`."""
-    drawn = [[logprob, token, None] for logprob, token in zip(LOGPROBS, IDS, strict=True)]
-    meta = {"prompt_tokens": len(PROMPT), "finish_reason": {"type": "stop", "matched": STOP}}
-    meta |= {"output_token_logprobs": drawn, "weight_version": "default"}
-    return {"text": "unused", "meta_info": {**meta, **changed}}
-
-
 def vllm(reply: Reply) -> tuple[VllmServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
     return VllmServer(endpoint, "smol"), endpoint
-
-
-def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
-    endpoint = FakeEndpoint(reply)
-    return SglangServer(endpoint, "smol"), endpoint
 
 
 @pytest.fixture
@@ -105,7 +91,7 @@ def with_temperature(temperature: float) -> Sampling:
     return msgspec.structs.replace(SAMPLING, temperature=temperature)
 
 
-def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> SampledOutput:
+def sample(server: VllmServer, sampling: Sampling = SAMPLING) -> SampledOutput:
     return run(server.generate(PROMPT, sampling))
 
 
@@ -121,13 +107,6 @@ def test_a_server_is_asked_for_token_ids_under_exactly_the_sampling_of_the_recor
     asked = {"model": "smol", "prompt": list(PROMPT), "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
     assert body == neutral | sampling | asked
     assert masked == body | {"structured_outputs": {"grammar": grammar.ebnf}}
-    other, endpoint = sglang(lambda path, body: generated())
-    assert sample(other) == run(other.generate(PROMPT, SAMPLING, grammar)) == expected
-    (path, body), (_, masked) = endpoint.asked
-    params = {"temperature": 1.0, "max_new_tokens": 4, "stop_token_ids": [STOP], "sampling_seed": 11}
-    assert path == "/generate"
-    assert body == {"input_ids": list(PROMPT), "sampling_params": params, "return_logprob": True}
-    assert masked["sampling_params"] == params | {"ebnf": grammar.ebnf}
 
 
 @pytest.mark.parametrize(
@@ -149,34 +128,6 @@ def test_no_faulty_answer_of_vllm_becomes_a_generation(changed: dict[str, Any]) 
             sample(vllm(lambda path, body: completion(**changed))[0], with_temperature(temperature))
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        *(({"choices": completion()["choices"] * count}, f"{count} outputs instead of one") for count in (0, 2)),
-        *((answer, "Object missing|Expected `object`") for answer in ({}, [], None)),
-    ],
-    ids=str,
-)
-def test_an_answer_of_vllm_that_is_no_single_output_is_a_fault(answer: object, says: str) -> None:
-    with pytest.raises(InfrastructureFault, match=says):
-        sample(vllm(lambda path, body: answer)[0])
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        *({"output_token_logprobs": made} for made in (None, [], [[None, 7, None], [-1.0, STOP, None]])),
-        *({"prompt_tokens": count} for count in (2, None)),
-        {"finish_reason": None},
-        *({"finish_reason": {"type": kind, "matched": end}} for kind, end in (("abort", STOP), ("stop", "</s>"))),
-    ],
-    ids=str,
-)
-def test_no_faulty_answer_of_sglang_becomes_a_generation(changed: dict[str, Any]) -> None:
-    with pytest.raises(InfrastructureFault):
-        sample(sglang(lambda path, body: generated(**changed))[0])
-
-
 def test_a_cut_output_has_no_more_tokens_than_asked_for_and_at_temperature_0_log_probabilities_are_0() -> None:
     server, _ = vllm(lambda path, body: completion(finish_reason="length", stop_reason=None, token_ids=[7, 8, 9]))
     assert sample(server).finish_reason == "length"
@@ -185,49 +136,37 @@ def test_a_cut_output_has_no_more_tokens_than_asked_for_and_at_temperature_0_log
     server, endpoint = vllm(lambda path, body: completion())
     assert sample(server, Sampling(temperature=0.0, top_p=0.5, max_tokens=4)).output_logprobs == (0.0, 0.0, 0.0)
     assert len(endpoint.asked) == 1
+    for answer in ({"choices": completion()["choices"] * 2}, {"choices": []}, {}, [], None):
+        with pytest.raises(InfrastructureFault, match=r"instead of one|Object missing|Expected `object`"):
+            sample(vllm(lambda path, body, answer=answer: answer)[0])
 
 
-def probed(processed: bool) -> tuple[tuple[VllmServer, FakeEndpoint], tuple[SglangServer, FakeEndpoint]]:
-    """Servers whose likeliest token has probability 0.3 at temperature 0.5 and 0.01 at 2, or always the same."""
+def probed(processed: bool) -> tuple[VllmServer, FakeEndpoint]:
+    """A server whose likeliest token has probability 0.3 at temperature 0.5 and 0.01 at 2, or always the same."""
 
-    def best(temperature: float) -> float:
-        return {0.5: -1.2, 2.0: -4.6}[temperature] if processed else -2.0
-
-    def by_vllm(path: str, body: dict[str, Any]) -> object:
+    def reply(path: str, body: dict[str, Any]) -> object:
         if body["logprobs"] == 0:
             return completion()
-        top = {"other": -7.0, "best": best(body["temperature"])}
-        return completion(logprobs={"token_logprobs": [-7.0], "top_logprobs": [top]})
+        best = {0.5: -1.2, 2.0: -4.6}[body["temperature"]] if processed else -2.0
+        return completion(logprobs={"token_logprobs": [-7.0], "top_logprobs": [{"other": -7.0, "best": best}]})
 
-    def by_sglang(path: str, body: dict[str, Any]) -> object:
-        if "top_logprobs_num" not in body:
-            return generated()
-        return generated(output_top_logprobs=[[[best(body["sampling_params"]["temperature"]), 7, None]]])
-
-    return vllm(by_vllm), sglang(by_sglang)
+    return vllm(reply)
 
 
 @pytest.mark.parametrize("processed", [True, False])
-@pytest.mark.parametrize("kind", [0, 1], ids=["vllm", "sglang"])
-def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(kind: int, processed: bool) -> None:
-    server, endpoint = probed(processed)[kind]
-    for _ in range(2):
-        with nullcontext() if processed else pytest.raises(UsageError, match="start "):
-            assert sample(server, with_temperature(0.7)).output_ids == tuple(IDS)
-    assert len(endpoint.asked) == (2 + 2 if processed else 2), "asked twice over, and for an output only if it fits"
+def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(processed: bool) -> None:
+    server, endpoint = probed(processed)
+    with pytest.raises(UsageError, match="temperature"):
+        sample(server, Sampling(temperature=0.005))
+    for sampling in (with_temperature(0.7), Sampling(top_p=0.9), Sampling(top_k=5)):
+        with nullcontext() if processed else pytest.raises(UsageError, match=r"start .*processed_logprobs"):
+            assert sample(server, sampling).output_ids == tuple(IDS)
+    assert len(endpoint.asked) == (2 + 3 if processed else 2), "asked twice over, and for an output only if it fits"
     assert sample(server).output_ids == tuple(IDS)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)], ids=["top_p", "top_k"])
-def test_cuts_of_the_distribution_need_processed_log_probabilities(sampling: Sampling) -> None:
-    with pytest.raises(UsageError, match="processed_logprobs"):
-        sample(probed(False)[0][0], sampling)
-    with pytest.raises(UsageError, match="top_p"):
-        sample(probed(True)[1][0], sampling)
-
-
 def test_a_probe_without_an_answer_is_a_fault_and_is_repeated() -> None:
-    server, endpoint = probed(True)[0]
+    server, endpoint = probed(True)
     answers, answer = [InfrastructureFault("away"), completion(logprobs=None)], endpoint.reply
     endpoint.reply = lambda path, body: answers.pop(0) if answers else answer(path, body)
     for _ in range(2):
@@ -236,20 +175,10 @@ def test_a_probe_without_an_answer_is_a_fault_and_is_repeated() -> None:
     assert sample(server, with_temperature(0.7)).output_ids == tuple(IDS)
 
 
-def test_a_temperature_that_vllm_would_replace_is_refused() -> None:
-    server, endpoint = probed(True)[0]
-    with pytest.raises(UsageError, match="temperature"):
-        sample(server, Sampling(temperature=0.005))
-    assert endpoint.asked == []
-
-
-def test_the_hash_names_the_model_and_not_the_server() -> None:
-    first, second = (VllmServer(ModelEndpoint(url), "m").hash for url in ("http://a", "http://b"))
-    assert first == second != VllmServer(ModelEndpoint("http://a"), "n").hash
-
-
 def test_vllm_is_paused_while_it_reads_weights_under_the_same_path(weights: Path) -> None:
     server, endpoint = vllm(lambda path, body: completion() if "completions" in path else {"results": [None]})
+    with pytest.raises(UsageError, match="is not a model"):
+        run(server.load_weights(weights / "absent", 1))
     run(server.load_weights(weights, 7))
     assert endpoint.paths == ["/pause?mode=wait", "/collective_rpc", "/resume"]
     assert endpoint.asked[1][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
@@ -282,29 +211,6 @@ def test_a_server_that_refuses_weights_goes_on_with_what_it_has(
     assert sample(server).version_end == 0
 
 
-def test_no_server_is_sent_to_a_folder_without_weights(tmp_path: Path) -> None:
-    for server, endpoint in (vllm(lambda path, body: {}), sglang(lambda path, body: {})):
-        with pytest.raises(UsageError, match="is not a model"):
-            run(server.load_weights(tmp_path / "absent", 1))
-        assert endpoint.asked == []
-
-
-def test_sglang_says_which_weights_an_output_is_of_and_that_it_did_not_load_some(weights: Path) -> None:
-    loaded: dict[str, object] = {"success": True, "message": "ok"}
-    server, endpoint = sglang(lambda path, body: generated(weight_version="8") if path == "/generate" else loaded)
-    assert sample(server).version_start == 8
-    run(server.load_weights(weights, 3))
-    assert endpoint.asked[-1] == ("/update_weights_from_disk", {"model_path": str(weights), "weight_version": "3"})
-    assert server.version == 3
-    loaded |= {"success": False, "message": "no space"}
-    with pytest.raises(InfrastructureFault, match="no space"):
-        run(server.load_weights(weights, 4))
-    refusing, _ = sglang(lambda path, body: generated() if path == "/generate" else Refusal("400 shapes"))
-    with pytest.raises(UsageError, match="400 shapes"):
-        run(refusing.load_weights(weights, 4))
-    assert sample(refusing).version_end == 0
-
-
 def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:
     """A folder with a configuration, and tensors of zeros."""
     save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, folder / f"{name}.safetensors")
@@ -318,26 +224,6 @@ def test_the_shapes_are_those_of_all_files_and_need_no_torch(tmp_path: Path, mon
     assert weight_shapes(tmp_path) == {"a": (2, 3), "b": ()}
     with ExitStack() as stack, pytest.raises(MissingExtra, match="torch is not installed"):
         open_tensors(tmp_path, stack)
-
-
-def test_weights_of_another_architecture_are_refused_by_name(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2, 3), "b": (1,)})
-    check_same_shapes({"b": (1,), "a": (2, 3)}, tmp_path)
-    for opened in ({"a": (3, 2), "b": (1,)}, {"a": (2, 3)}, {"a": (2, 3), "b": (1,), "c": (1,)}):
-        with pytest.raises(UsageError, match="weights of another model"):
-            check_same_shapes(opened, tmp_path)
-
-
-def test_a_tied_output_head_may_be_left_out_on_either_side_but_not_differ(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (1,), "lm_head.weight": (4, 2)})
-    check_same_shapes({"a": (1,)}, tmp_path)
-    with pytest.raises(UsageError, match=r"lm_head\.weight"):
-        check_same_shapes({"a": (1,), "lm_head.weight": (5, 2)}, tmp_path)
-    write_weights(tmp_path, {"a": (1,)})
-    check_same_shapes({"a": (1,), "lm_head.weight": (4, 2)}, tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(UsageError, match="is not a model"):
-        weight_shapes(tmp_path)
 
 
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
@@ -381,12 +267,6 @@ def test_a_server_is_awake_after_an_error_of_the_trainer_or_if_it_cannot_sleep(
     assert sample(server).version_end == 0
 
 
-def test_only_vllm_can_sleep() -> None:
-    assert isinstance(vllm(by_vllm)[0], Sleeper)
-    assert not isinstance(sglang(by_vllm)[0], Sleeper)
-    assert not issubclass(TransformersBackend, Sleeper)
-
-
 class Uses:
     """Tasks that use or change weights until they are let go, and the order in which they began and ended."""
 
@@ -410,20 +290,14 @@ class Uses:
 @in_loop
 async def test_a_change_waits_for_the_calls_in_flight_and_later_calls_for_the_change() -> None:
     uses = Uses()
-    tasks = [asyncio.create_task(each) for each in (uses.call("a"), uses.call("b"), uses.change(1), uses.call("c"))]
+    asked = (uses.call("a"), uses.call("b"), uses.change(1), uses.change(2), uses.call("c"))
+    tasks = [asyncio.create_task(each) for each in asked]
     await asyncio.sleep(0.01)
     assert uses.order == ["a", "b"]
     uses.free.set()
     await asyncio.gather(*tasks)
-    assert uses.order == ["a", "b", "/a", "/b", "v1", "/v1", "c", "/c"]
-    assert uses.gate.version == 1
-
-
-@in_loop
-async def test_changes_come_one_after_another() -> None:
-    uses = Uses()
-    await asyncio.gather(uses.change(1), uses.change(2), uses.change(3))
-    assert uses.order == ["v1", "/v1", "v2", "/v2", "v3", "/v3"]
+    assert uses.order == ["a", "b", "/a", "/b", "v1", "/v1", "v2", "/v2", "c", "/c"]
+    assert uses.gate.version == 2
 
 
 @pytest.mark.parametrize("cancelled", ["call", "change"])
@@ -486,11 +360,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "adapters"
 
 
-def by_sglang(path: str, body: dict[str, Any]) -> object:
-    return generated() if path == "/generate" else {"success": True, "loaded_adapters": {}}
-
-
-def test_vllm_loads_each_version_under_its_own_name_and_new_calls_use_it(adapters: Path) -> None:
+def test_vllm_loads_each_version_under_its_own_name_and_new_calls_use_it(adapters: Path, weights: Path) -> None:
     server, endpoint = vllm(by_vllm)
     run(server.load_weights(adapters, 3))
     path, body = endpoint.asked[0]
@@ -502,6 +372,9 @@ def test_vllm_loads_each_version_under_its_own_name_and_new_calls_use_it(adapter
     run(server.load_weights(adapters, 4))
     assert sample(server).version_end == 4
     assert endpoint.asked[-1][1]["model"].startswith("harness1-4-")
+    run(server.load_weights(weights, 5))
+    assert sample(server).version_end == 5
+    assert endpoint.asked[-1][1]["model"] == "smol"
 
 
 @in_loop
@@ -544,56 +417,24 @@ def test_a_vllm_that_does_not_load_adapters_says_what_to_do(
     assert sample(server).version_end == 0
 
 
-def test_an_adapter_that_an_unanswered_try_has_loaded_is_used(adapters: Path) -> None:
-    server, _ = vllm(lambda path, body: Refusal("has already been loaded") if "lora" in path else completion())
-    run(server.load_weights(adapters, 2))
-    assert sample(server).version_end == 2
-
-
-def test_whole_weights_take_the_place_of_adapters(adapters: Path, tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
-    server, endpoint = vllm(lambda path, body: completion() if path == "/v1/completions" else {})
-    run(server.load_weights(adapters, 1))
-    run(server.load_weights(tmp_path, 2))
-    assert sample(server).version_end == 2
-    assert endpoint.asked[-1][1]["model"] == "smol"
-
-
-def test_sglang_names_the_adapter_in_each_request(adapters: Path) -> None:
-    server, endpoint = sglang(by_sglang)
-    run(server.load_weights(adapters, 3))
-    path, body = endpoint.asked[0]
-    assert (path, body["lora_path"]) == ("/load_lora_adapter", str(adapters))
-    assert sample(server).version_end == 3
-    assert endpoint.asked[-1][1]["lora_path"] == body["lora_name"]
-    refusing, _ = sglang(lambda path, body: {"success": False, "error_message": "rank"})
-    with pytest.raises(InfrastructureFault, match=r"rank.*--enable-lora"):
-        run(refusing.load_weights(adapters, 3))
-
-
 class FakeEngine:
     """What `VllmBackend` uses of vLLM's engine. A call waits for the event that `gate` was when it began."""
 
     model_config = SimpleNamespace(max_model_len=64)
 
     def __init__(self) -> None:
-        self.added: list[Any] = []
-        self.removed: list[int] = []
-        self.sampled_with: list[Any] = []
+        self.add_lora, self.remove_lora, self.sleep, self.wake_up = (AsyncMock() for _ in range(4))
+        self.shutdown, self.sampled_with = Mock(), list[Any]()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.fault: Exception | None = None
-        self.asleep: tuple[int, str] | None = None
 
-    async def add_lora(self, request: Any) -> bool:
-        if self.fault is not None:
-            raise self.fault
-        self.added.append(request)
-        return True
+    @property
+    def added(self) -> list[Any]:
+        return [call.args[0] for call in self.add_lora.await_args_list]
 
-    async def remove_lora(self, number: int) -> bool:
-        self.removed.append(number)
-        return True
+    @property
+    def removed(self) -> list[int]:
+        return [call.args[0] for call in self.remove_lora.await_args_list]
 
     async def generate(self, prompt: Any, params: Any, number: str, lora_request: Any) -> AsyncIterator[Any]:
         self.sampled_with.append(lora_request)
@@ -603,15 +444,6 @@ class FakeEngine:
             token_ids=[7, 2], logprobs=[{7: chosen}, {2: chosen}], finish_reason="stop", stop_reason=2
         )
         yield SimpleNamespace(outputs=[out])
-
-    async def sleep(self, level: int, mode: str) -> None:
-        self.asleep = (level, mode)
-
-    async def wake_up(self) -> None:
-        self.asleep = None
-
-    def shutdown(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -639,9 +471,10 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend(adapters: Path, package: None) -> Iterator[VllmBackend]:
-    made = VllmBackend(FakeEngine(), LoopThread("vLLM"), {}, "name", adapters.with_name("base"), WeightGate())
+    made = VllmBackend(FakeEngine(), LoopThread("vLLM"), "name", adapters.with_name("base"), WeightGate())
     yield made
-    made.close()
+    for _ in range(2):
+        made.close()
 
 
 def test_each_version_has_its_name_and_number_and_calls_use_the_newest(backend: VllmBackend, adapters: Path) -> None:
@@ -679,7 +512,9 @@ async def test_a_version_is_removed_when_it_is_old_and_no_call_uses_it(backend: 
 def test_an_adapter_that_does_not_load_leaves_the_present_one_in_use(backend: VllmBackend, adapters: Path) -> None:
     engine: Any = backend._engine
     run(backend.load_weights(adapters, 1))
-    engine.fault = Exception("Call to add_lora method failed: LoRA rank 16 is greater than max_lora_rank 8")
+    engine.add_lora.side_effect = Exception(
+        "Call to add_lora method failed: LoRA rank 16 is greater than max_lora_rank 8"
+    )
     with pytest.raises(InfrastructureFault, match="max_lora_rank"):
         run(backend.load_weights(adapters, 2))
     assert run(backend.generate((1, 5), SAMPLING)).version_end == 1
@@ -690,26 +525,24 @@ def test_an_adapter_that_does_not_load_leaves_the_present_one_in_use(backend: Vl
 async def test_an_engine_sleeps_and_calls_wait_for_its_end(backend: VllmBackend) -> None:
     engine: Any = backend._engine
     async with backend.asleep():
-        assert engine.asleep == (1, "wait")
+        engine.sleep.assert_awaited_once_with(level=1, mode="wait")
         call = asyncio.create_task(backend.generate((1, 5), SAMPLING))
         await asyncio.sleep(0.05)
         assert engine.sampled_with == []
-    assert engine.asleep is None
+    engine.wake_up.assert_awaited_once_with()
     assert (await call).version_end == 0
 
 
 def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend) -> None:
     engine: Any = backend._engine
 
-    async def refused(level: int, mode: str) -> None:
-        raise Exception("sleep mode is not enabled")
+    engine.sleep.side_effect = Exception("sleep mode is not enabled")
 
     async def work() -> None:
         with pytest.raises(InfrastructureFault, match="sleep mode is not enabled"):
             async with backend.asleep():
                 raise AssertionError("it does not sleep")
 
-    engine.sleep = refused
     run(work())
 
 
@@ -719,20 +552,3 @@ def test_adapters_of_another_base_are_not_given_to_the_engine(backend: VllmBacke
     with pytest.raises(UsageError):
         run(backend.load_weights(tmp_path / "adapters", 1))
     assert engine.added == []
-
-
-def test_an_engine_whose_closing_was_interrupted_is_closed_by_the_next(
-    backend: VllmBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = backend._loop._loop
-    close = loop.close
-
-    def interrupted() -> None:
-        close()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop, "close", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        backend.close()
-    backend.close()
-    assert not hasattr(backend, "_engine")

@@ -35,13 +35,10 @@ from tests.support import in_loop, run
 
 WINDOW = 512
 LIMITS = {"max_model_len": WINDOW, "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
-STOP, PARIS = 2, 7042
-"""<|im_end|>, which ends an output of SmolLM2, and what is the capital."""
-PROMPT = (1, 504, 3575, 282, 4649, 314)
-"""`<|im_start|>The capital of France is`"""
+STOP, PARIS = 2, 7042  # <|im_end|>, which ends an output of SmolLM2, and what is the capital
+PROMPT = (1, 504, 3575, 282, 4649, 314)  # `<|im_start|>The capital of France is`
 PROMPTS = [PROMPT[: 3 + seed % 4] for seed in range(8)]
-LONG = PROMPT * 6
-"""Longer than a block of vLLM's cache of prompts."""
+LONG = PROMPT * 6  # longer than a block of vLLM's cache of prompts
 GREEDY = Sampling(temperature=0.0, max_tokens=8, stop_ids=(STOP,))
 MANY = [
     Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=12, stop_ids=(STOP,), seed=seed)
@@ -244,9 +241,7 @@ class TestVllm:
         assert [output.version_end for output in (early, late, again)] == [0, 1, 2]
         assert early.output_ids[:8] == again.output_ids != late.output_ids
 
-    def test_weights_of_another_model_are_refused_and_the_old_ones_stay(self, backend: Engine, tmp_path: Path) -> None:
-        if isinstance(backend, VllmBackend):
-            write_weights(tmp_path, {"model.embed_tokens.weight": (4, 4)})
+    def test_a_folder_without_weights_is_refused_and_the_old_ones_stay(self, backend: Engine, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             run(backend.load_weights(tmp_path, 9))
         assert run(backend.generate(PROMPT, GREEDY)).output_ids[0] == PARIS

@@ -36,7 +36,7 @@ from harness1.runs.files import read_stage
 from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.training.log import read_log
 from harness1.training.saving import load_state
-from tests.models.test_token_server import sglang, vllm
+from tests.models.test_token_server import vllm
 from tests.rl.toy import ToyRollouts, open_toy, share_of_good, toy_config, toy_tasks
 from tests.support import run
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
@@ -326,7 +326,7 @@ def server() -> VllmServer:
 def test_other_samplers_fleets_and_several_processes_are_refused() -> None:
     config = load_config("rl/small", ["machine.model.sleep=true"])
     with pytest.raises(ConfigError, match="vllm:PATH"):
-        reserve_devices(sglang(lambda path, body: "")[0], config, "cpu")
+        reserve_devices(object(), config, "cpu")
     with pytest.raises(ConfigError, match="one process"):
         reserve_devices(server(), config, "cpu", processes=2)
     fleet = load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"])
