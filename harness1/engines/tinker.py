@@ -287,12 +287,7 @@ class TinkerEngine:
             raise Diverged(f"training diverged at step {self.step_count + 1} (loss {loss}): try a smaller train.rate")
         rate = rate_at(self.step_count, self._steps, self._train)
         adam = self._service.sdk.AdamParams(
-            learning_rate=rate,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPSILON,
-            weight_decay=DECAY,
-            grad_clip_norm=CLIP,
+            learning_rate=rate, beta1=BETAS[0], beta2=BETAS[1], eps=EPSILON, weight_decay=DECAY, grad_clip_norm=CLIP
         )
         answer = self._service.call(lambda: self._training.optim_step(adam))
         self.step_count += 1

@@ -22,8 +22,7 @@ class ChatStream:
         self._ended, self._rest, self._calls = ended, b"", list[dict[str, Any]]()
         self.message: dict[str, Any] = {"role": "assistant", "content": None}
         self.finish: str | None = None
-        self.error: Any = None
-        """What the server said of a failure after it began to answer."""
+        self.error: Any = None  # what the server said of a failure after it began to answer
 
     def feed(self, block: bytes) -> bool:
         """Add bytes; return True if the rest is not wanted."""

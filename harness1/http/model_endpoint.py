@@ -175,8 +175,7 @@ class ModelEndpoint:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = HttpClient(url.partition("#")[0].rstrip("/"), headers, concurrency, answer_bytes)
         self._timeout_s, self._attempts = timeout_s, attempts
-        self._connected = False
-        """Whether a request ever reached the server."""
+        self._connected = False  # whether a request ever reached the server
 
     @property
     def url(self) -> str:
@@ -185,15 +184,10 @@ class ModelEndpoint:
 
     async def post(self, path: str, body: object, kind: type[Answer], ended: Ended | None = None) -> Answer:
         """Post a body (bytes count as JSON; None: get instead) and decode the answer as `kind` (`bytes`: as it is). An
-        answer in a stream is ended, and its connection closed, when `ended` says so of the message so far.
-
-        Raises:
-            Unreachable: a wrong key, model or address; or no attempt reached the server, now or ever before.
-            Overflow: the prompt is longer than the model's context.
-            Refusal: the server refuses this request permanently.
-            Unreadable: the server cannot read what its model wrote.
-            InfrastructureFault: all `attempts` ended in no answer, a server error, a rate limit or a malformed answer.
-        """
+        answer in a stream is ended, and its connection closed, when `ended` says so of the message so far. Raise
+        Unreachable for a wrong key, model or address, or if no attempt ever reached the server; Overflow for a prompt
+        longer than the context; Refusal for another permanent refusal; Unreadable if the server cannot read what its
+        model wrote; InfrastructureFault if all attempts ended in no answer or a passing error."""
         sent = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
 
         async def once() -> Answer:

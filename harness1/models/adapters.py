@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 
 DOWN, UP, BASE = "lora_A", "lora_B", "base_layer"
-EXPERTS = ("gate_up_proj", "down_proj")
-"""The parameters of a mixture's experts, each [experts, rows, columns]."""
-ROUNDED_ON = ("cuda",)
-"""Types of devices on which factors are rounded beside weights in bfloat16."""
+EXPERTS = ("gate_up_proj", "down_proj")  # the parameters of a mixture's experts, each [experts, rows, columns]
+ROUNDED_ON = ("cuda",)  # types of devices on which factors are rounded beside weights in bfloat16
 
 
 def is_mixture(module: nn.Module) -> bool:
@@ -168,8 +166,7 @@ def _factor(shape: tuple[int, int], beside: nn.Module) -> nn.Linear:
     return layer
 
 
-PEFT = "base_model.model."
-"""What peft puts before the name of each tensor."""
+PEFT = "base_model.model."  # what peft puts before the name of each tensor
 
 
 @dataclass(frozen=True)
@@ -186,8 +183,7 @@ class Adapters:
 
 
 if TYPE_CHECKING:
-    Weights = Adapters | Mapping[str, Tensor]
-    """Adapters on a base that the reader has, or a whole state dictionary."""
+    Weights = Adapters | Mapping[str, Tensor]  # adapters on a base that the reader has, or a whole state dictionary
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:

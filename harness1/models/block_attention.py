@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 NAME = "harness1_blocks"
-BLOCK = 128
-"""Queries of a block: fewer do not fill a matrix product, more compute more of what no query sees."""
+BLOCK = 128  # queries of a block: fewer do not fill a matrix product, more compute more of what no query sees
 
 
 def register() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,12 +15,9 @@ from harness1.errors import MALFORMED
 from harness1.records import Record, ToolCall
 from harness1.tools.tool import ToolSpec
 
-LONGEST = 100_000
-"""Most characters of an output that are read; no valid call is longer."""
-MOST_CALLS = 64
-"""Most calls of an output that are read; only one is carried out, so no policy needs more."""
-THINK, THOUGHT = "<think>", "</think>"
-"""Tags that models put around their thoughts."""
+LONGEST = 100_000  # most characters of an output that are read; no valid call is longer
+MOST_CALLS = 64  # most calls of an output that are read; only one is carried out, so no policy needs more
+THINK, THOUGHT = "<think>", "</think>"  # tags that models put around their thoughts
 WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
 """Names under which models wrap several calls into one."""
 _LIMITS = ("maxLength", "maxItems", "maxProperties")
@@ -126,8 +123,7 @@ class Said(Record):
 
     message: Message
     call_ids: tuple[str, ...]
-    executed: str
-    """The id of the call that was carried out."""
+    executed: str  # the id of the call that was carried out
 
 
 def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Message]:
@@ -158,21 +154,34 @@ def without_controls(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
+def break_controls(text: str) -> str:
+    """Return a text with a space inside each spelling of a control token: `< |im_end|>`."""
+    return _CONTROL.sub(r"\g<0> ", text)
+
+
 def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Return tools as OpenAI function declarations."""
     return [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in specs]
 
 
+def change_schemas(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a schema in which every object is changed, those within others first."""
+    if isinstance(schema, list):
+        return [change_schemas(part, change) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return change({name: change_schemas(part, change) for name, part in schema.items()})
+
+
 def without_limits(schema: Any) -> Any:
     """Return a schema without the most that it allows, which is checked in a call anyway: llama.cpp refuses a request
     whose schemas need as long a grammar as 256 handles of 500 characters do."""
-    if isinstance(schema, list):
-        return [without_limits(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    # A parameter may have such a name too; what it stands for is a schema, and no number.
-    kept = {name: part for name, part in schema.items() if name not in _LIMITS or not isinstance(part, int)}
-    return {name: without_limits(part) for name, part in kept.items()}
+
+    def unlimited(found: dict[str, Any]) -> dict[str, Any]:
+        # A parameter may have such a name too; what it stands for is a schema, and no number.
+        return {name: part for name, part in found.items() if name not in _LIMITS or not isinstance(part, int)}
+
+    return change_schemas(schema, unlimited)
 
 
 def _restate(piece: Piece) -> Said | None:
@@ -183,8 +192,3 @@ def _restate(piece: Piece) -> Said | None:
     function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     calls = [{"id": call_id, "type": "function", "function": function}]
     return Said({"role": "assistant", "content": None, "tool_calls": calls}, (call_id,), call_id)
-
-
-def break_controls(text: str) -> str:
-    """Return a text with a space inside each spelling of a control token: `< |im_end|>`."""
-    return _CONTROL.sub(r"\g<0> ", text)

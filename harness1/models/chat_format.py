@@ -19,8 +19,7 @@ from harness1.tools.tool import ToolSpec
 
 CACHED_PIECES, CACHED_IDS = 20_000, 4_000_000
 """Pieces whose ids are cached, for all episodes of a policy together, and their ids: a proxy renders any lengths."""
-CACHED_TEXTS = 1_000
-"""Texts of the format itself whose ids are cached."""
+CACHED_TEXTS = 1_000  # texts of the format itself whose ids are cached
 
 Ids = tuple[int, ...]
 _PROBE = ToolSpec("tool", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
@@ -55,10 +54,8 @@ class ChatFormat(ABC):
     UsageError if the tokenizer lacks a control token of the format."""
 
     name: ClassVar[str]
-    instruction: ClassVar[str]
-    """The required form of an output, shown to a policy whose last output had no call."""
-    control: ClassVar[tuple[str, ...]] = ()
-    """The names of the control tokens that it needs."""
+    instruction: ClassVar[str]  # the required form of an output, shown to a policy whose last output had no call
+    control: ClassVar[tuple[str, ...]] = ()  # the names of the control tokens that it needs
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         if missing := [name for name in self.control if name not in tokenizer.control]:

@@ -17,8 +17,7 @@ from harness1.records import Record
 from harness1.runs.files import read_record
 
 CHECKPOINT = "checkpoint.json"
-SHOWN = 6
-"""Most settings that a message names."""
+SHOWN = 6  # most settings that a message names
 
 
 class Checkpoint(Record, kw_only=True):
@@ -38,8 +37,7 @@ class Checkpoint(Record, kw_only=True):
     metrics: dict[str, float] = {}
     origins: tuple[str, ...] = ()
     """What the model was made of: the datasets, and the model that training began with (`data.origins`)."""
-    remote: str = ""
-    """The name under which a training service keeps the weights, which are then not in the folder."""
+    remote: str = ""  # the name under which a training service keeps the weights, which are then not in the folder
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from harness1.models.grammar import GrammarState
 
 
-COLUMNS = 256
-"""Tokens by which slots grow."""
+COLUMNS = 256  # tokens by which slots grow
 
-Layers = dict[int, tuple["Tensor", "Tensor"]]
-"""Keys and values of one sequence by layer, each [heads, tokens, width]."""
+Layers = dict[int, tuple["Tensor", "Tensor"]]  # keys and values of one sequence by layer, each [heads, tokens, width]
 
 
 class KvSlots:
@@ -206,9 +204,15 @@ class SlotModel:
         model.set_attn_implementation(ATTENTION)
         self._probe(ids, expected)
 
+    @property
+    def prefill_tokens(self) -> int:
+        """The most tokens of several prompts in one pass, 0 for one prompt a pass."""
+        if self.device.type != "cpu":
+            return PREFILL_TOKENS
+        return SMALL_PREFILL_TOKENS if self.model.num_parameters() < SMALL_WEIGHTS else 0
+
     def logits(self, ids: list[list[int]], slot_pass: SlotPass) -> Tensor:
-        """Return the logits after each row's last new token, [rows, vocabulary] in float32; `ids` are the new
-        tokens."""
+        """Return the logits after each row's last of its new tokens, [rows, vocabulary] in float32."""
         import torch
 
         longest = max(map(len, ids))
@@ -292,8 +296,7 @@ class DecodingRow:
 
 PREFILL_TOKENS = 16384
 """Most tokens of several prompts in one pass on a GPU, with padding and with what is cached of them."""
-SMALL_PREFILL_TOKENS = 2048
-"""The same on a CPU, for models of fewer than `SMALL_WEIGHTS`."""
+SMALL_PREFILL_TOKENS = 2048  # the same on a CPU, for models of fewer than `SMALL_WEIGHTS`
 SMALL_WEIGHTS = 10_000_000
 """With fewer, a pass on a CPU costs more to begin than to compute; with more, padding costs more than it saves."""
 

@@ -74,8 +74,7 @@ class _Text:
         return found, at
 
 
-Found = tuple[list[ToolCall], int] | None
-"""The calls of one body and the position after it; None if none begins here."""
+Found = tuple[list[ToolCall], int] | None  # the calls of one body and the position after it; None if none begins here
 
 _NAME = r"[A-Za-z_][\w.-]{0,79}"
 _SPACE = r"(?:\w{1,20}:)?"
@@ -109,18 +108,12 @@ _UNFINISHED = re.compile(rf"\{{|{_ELEMENT}|{_NAME}<arg_key>|<[^<>]*\Z")
 _FENCE = re.compile(r"(?m)^[ \t]*```[ \t]*(\S?)")
 _CHANNEL = re.compile(rf"<\|start\|>\s*assistant|<\|channel\|>\s*\w+|{_CONTROL}")
 _QUOTES = tuple("\"'`“‘«\\")
-_LINE = 2_000
-"""Characters of a line before a call in which an open quote is looked for."""
+_LINE = 2_000  # characters of a line before a call in which an open quote is looked for
 
 
 def read_calls(text: str, specs: Sequence[ToolSpec], cut: bool = False) -> Reading:
-    """Return what a message of a model says, with the calls at its end in any of the `DIALECTS`.
-
-    Args:
-        text: the message, of which the last `LONGEST` characters are read.
-        specs: the tools that are offered.
-        cut: the message was cut off at a limit: of several calls, one that is not whole is left out.
-    """
+    """Return what a message of a model says, of which the last `LONGEST` characters are read, with the calls at its end
+    in any of the `DIALECTS`. `cut`: it was cut off at a limit: of several calls, one that is not whole is left out."""
     text = _GEMMA.sub(lambda found: json.dumps(found[1]), _DSML.sub(r"\1", text[-LONGEST:]))
     ends = list(_THOUGHT.finditer(text))
     body = text[ends[-1].end() :] if ends else text
@@ -429,13 +422,9 @@ def fit_calls(calls: Sequence[ToolCall], schemas: Mapping[str, Mapping[str, Any]
 
 
 def fit_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with the texts decoded that a schema wants as something else: the JSON (or Python) of an array,
-    an object, a number or a truth value; a bare text where an array of texts is wanted is its only element.
-
-    Args:
-        arguments: as a model gave them.
-        parameters: the JSON schema of the tool, of type object.
-    """
+    """Return arguments of a model with the texts decoded that the JSON schema of the tool (`parameters`) wants as
+    something else: the JSON (or Python) of an array, an object, a number or a truth value; a bare text where an array
+    of texts is wanted is its only element."""
     properties = parameters.get("properties")
     known = properties if isinstance(properties, dict) else {}
     return {
@@ -460,13 +449,7 @@ def _fit(value: str, schema: Any, root: Mapping[str, Any]) -> Any:
     return None if "null" in types and value.strip() in ("", "null", "None") else value
 
 
-_KINDS: Mapping[str, Any] = {
-    "array": list,
-    "object": dict,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-}
+_KINDS: Mapping[str, Any] = {"array": list, "object": dict, "boolean": bool, "integer": int, "number": (int, float)}
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:

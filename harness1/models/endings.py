@@ -9,24 +9,16 @@ from typing import Any
 from harness1.models.dialects import read_calls, text_of
 from harness1.tools.tool import ToolSpec
 
-BLANKS = 32
-"""Blanks at the end of a text that is no call: models that lose the thread write on with them alone."""
-FAR = 8
-"""Blanks behind a call that follows words."""
+BLANKS = 32  # blanks at the end of a text that is no call: models that lose the thread write on with them alone
+FAR = 8  # blanks behind a call that follows words
 REPEATS, SHORTEST = 3, 32
 """What is written so many times, one after the other, and as many characters: the model goes round in a circle."""
-_CLOSED = re.compile(r"(?:[})\]]|</[\w:.-]+>|```)\s*\Z")
-"""The ends of calls that are whole."""
+_CLOSED = re.compile(r"(?:[})\]]|</[\w:.-]+>|```)\s*\Z")  # the ends of calls that are whole
 
 
 def has_ended(message: dict[str, Any], specs: Sequence[ToolSpec]) -> bool:
     """Return True if nothing more of a message is wanted: it begins with a whole call, ends with one and blanks, or
-    goes on with blanks or repetition. Weak models explain a call after it, which would make it no call.
-
-    Args:
-        message: as far as it is known.
-        specs: the tools that are offered.
-    """
+    goes on with blanks or repetition. Weak models explain a call after it, which would make it no call."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     thoughts = (text_of(message.get(name)) for name in ("reasoning", "reasoning_content"))
     content = text_of(message.get("content"))

@@ -20,14 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-STRING = 24
-"""Most words of a string argument."""
-ITEMS = 8
-"""Most items of a list or a mapping."""
-THOUGHT = 32
-"""Most words of reasoning before a call, on one line."""
-DEPTH = 6
-"""Most levels of lists, mappings and choices within an argument."""
+STRING = 24  # most words of a string argument
+ITEMS = 8  # most items of a list or a mapping
+THOUGHT = 32  # most words of reasoning before a call, on one line
+DEPTH = 6  # most levels of lists, mappings and choices within an argument
 
 _BASE = f"""\
 thought ::= (said (" " said){{0,{THOUGHT - 1}}} "\\n")?
@@ -40,8 +36,7 @@ number ::= integer ("." [0-9]{{1,15}})?
 boolean ::= "true" | "false"
 null ::= "null"
 """
-_SCALARS = ("string", "integer", "number", "boolean", "null")
-"""JSON schema types that are each a rule above."""
+_SCALARS = ("string", "integer", "number", "boolean", "null")  # JSON schema types that are each a rule above
 _SHAPES = {"type", "properties", "required", "additionalProperties", "maxProperties", "items", "minItems", "maxItems"}
 """JSON schema keywords that shape the rule of a type."""
 _NOTES = {"title", "description", "default", "examples", "deprecated", "format", "$schema", "$comment"}
@@ -140,10 +135,8 @@ def _several(item: str, least: int, most: int) -> str:
     return f'({item} (", " {item}){{{max(least - 1, 0)},{most - 1}}}){"" if least else "?"}'
 
 
-COMPILED_BYTES = 64 << 20
-"""Size up to which compiled grammars are cached, rather than compiled for every call."""
-STOP_SETS = 4
-"""Sets of stop tokens whose compilers are cached, least recently used dropped first."""
+COMPILED_BYTES = 64 << 20  # size up to which compiled grammars are cached, rather than compiled for every call
+STOP_SETS = 4  # sets of stop tokens whose compilers are cached, least recently used dropped first
 
 
 class GrammarCompiler:

@@ -16,9 +16,7 @@ from harness1.http.model_endpoint import ModelEndpoint
 from harness1.records import Record
 
 PATIENCE_S, LOADING_S = 5.0, 120.0
-OLLAMA_WINDOW = 4096
-"""Tokens that Ollama reads of a prompt, whatever its model was made for, unless `num_ctx`, its environment or a large
-GPU says otherwise; it leaves out the rest in silence."""
+OLLAMA_WINDOW = 4096  # tokens that Ollama reads of a prompt by default; it leaves out the rest in silence
 MARGIN = 0.95
 """Share of the measured characters of a token that are counted on: names and numbers take more tokens than prose."""
 SAMPLES = (
@@ -32,6 +30,11 @@ SAMPLES = (
 
 
 Program = Literal["", "llama.cpp", "ollama", "vllm", "sglang"]
+_PROGRAMS: Mapping[str, Program] = {"llamacpp": "llama.cpp", "library": "ollama", "vllm": "vllm", "sglang": "sglang"}
+"""Programs by what they write as `owned_by` of a model."""
+ENLARGING = {
+    "llama.cpp": "-c", "ollama": "OLLAMA_CONTEXT_LENGTH", "vllm": "--max-model-len", "sglang": "--context-length",
+}  # fmt: skip
 
 
 class ServedModel(Record):
@@ -45,13 +48,7 @@ class ServedModel(Record):
     @property
     def enlarging(self) -> str:
         """How the server is made to read more."""
-        options = {
-            "llama.cpp": "-c",
-            "ollama": "OLLAMA_CONTEXT_LENGTH",
-            "vllm": "--max-model-len",
-            "sglang": "--context-length",
-        }
-        return options.get(self.program, "a larger context")
+        return ENLARGING.get(self.program, "a larger context")
 
 
 class _Listed(msgspec.Struct):
@@ -64,18 +61,9 @@ class _Models(msgspec.Struct):
     data: list[_Listed]
 
 
-_PROGRAMS: Mapping[str, Program] = {"llamacpp": "llama.cpp", "library": "ollama", "vllm": "vllm", "sglang": "sglang"}
-"""Programs by what they write as `owned_by` of a model."""
-
-
 def describe_served(endpoint: ModelEndpoint, root: ModelEndpoint, model: str) -> ServedModel:
-    """Ask a server of itself; nothing is known of one that does not answer, or in another way.
-
-    Args:
-        endpoint: the address up to and including `/v1`.
-        root: the address without it.
-        model: the name of the model there.
-    """
+    """Ask a server of itself, whose address goes up to and including `/v1`, or not (`root`); nothing is known of one
+    that does not answer, or in another way."""
     with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
         return thread.submit(asyncio.run, _describe(endpoint, root, model)).result()
 
@@ -109,22 +97,16 @@ async def _ask(
 
 
 async def _ollama_window(root: ModelEndpoint, model: str) -> int:
-    """Return what a loaded model reads; one that is not is loaded, as it would be anyway: before, only the server knows
-    what its environment and its memory come to."""
-    for body in ({"model": model}, None):
-        running = (await _ask(root, "/api/ps")).get("models")
-        for each in running if isinstance(running, list) else ():
-            named = isinstance(each, dict) and {model, f"{model}:latest"} & {
-                str(each.get("name")),
-                str(each.get("model")),
-            }
-            if named and isinstance(length := each.get("context_length"), int) and length > 0:
-                return length
-        if body:
-            await _ask(root, "/api/generate", body, LOADING_S)
-    shown = await _ask(root, "/api/show", {"model": model})
-    given = re.search(r"^num_ctx\s+(\d+)", str(shown.get("parameters") or ""), re.M)
-    return int(given[1]) if given else OLLAMA_WINDOW
+    """Return what a model reads once it is loaded, as it would be anyway: before, only the server knows what its
+    environment and its memory come to."""
+    await _ask(root, "/api/generate", {"model": model}, LOADING_S)
+    running = (await _ask(root, "/api/ps")).get("models")
+    for each in running if isinstance(running, list) else ():
+        names = (each.get("name"), each.get("model")) if isinstance(each, dict) else ()
+        if {model, f"{model}:latest"}.intersection(map(str, names)):
+            length = each.get("context_length")
+            return length if isinstance(length, int) and length > 0 else OLLAMA_WINDOW
+    return OLLAMA_WINDOW
 
 
 async def _measure(root: ModelEndpoint, program: Program, model: str) -> PerToken | None:

@@ -15,8 +15,7 @@ from harness1.model_folder import base_folder, holds_adapters, refusing
 from harness1.plain import digest, utf8_safe
 
 TOKENIZER = "tokenizer.json"
-LONG = 64 << 10
-"""Characters of a text whose encoding takes so long that other threads should run meanwhile."""
+LONG = 64 << 10  # characters of a text whose encoding takes so long that other threads should run meanwhile
 
 
 class Tokenizer(Protocol):

@@ -22,14 +22,7 @@ from harness1.model_folder import folder_hash
 from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
 from harness1.models.causal_model import Dtype, MemoryReturns, check_weights, load_causal_model
-from harness1.models.decoding import (
-    PREFILL_TOKENS,
-    SMALL_PREFILL_TOKENS,
-    SMALL_WEIGHTS,
-    Decoder,
-    DecodingRow,
-    SlotModel,
-)
+from harness1.models.decoding import Decoder, DecodingRow, SlotModel
 from harness1.models.grammar import GrammarCompiler
 from harness1.plain import digest
 from harness1.records import Sampling
@@ -38,10 +31,8 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
-IDLE_S = 5.0
-"""Seconds without work after which the worker thread ends; the next call starts another."""
-CLOSING_S = 10.0
-"""Seconds that the exit of the process waits for the current step."""
+IDLE_S = 5.0  # seconds without work after which the worker thread ends; the next call starts another
+CLOSING_S = 10.0  # seconds that the exit of the process waits for the current step
 
 
 def open_transformers(
@@ -55,19 +46,15 @@ def open_transformers(
     prefill_tokens: int | None = None,
 ) -> TransformersBackend:
     """Open the causal language model in a folder, on a device of torch, with weights and hidden states in `dtype`;
-    `threads` are torch's in the whole process (0: as they are), and by default several prompts share a pass on a GPU,
-    and on a CPU if the model is small. Raise UsageError if that fails, or slots do not support its attention;
-    MissingExtra."""
+    `threads` are torch's in the whole process (0: as they are). Raise UsageError if that fails, or slots do not support
+    its attention; MissingExtra."""
     with optional("train"):
         import torch
     if threads:
         torch.set_num_threads(threads)
     model = SlotModel(load_causal_model(folder, device, dtype))
-    if prefill_tokens is None:
-        prefill_tokens = PREFILL_TOKENS
-        if device.startswith("cpu"):
-            prefill_tokens = SMALL_PREFILL_TOKENS if model.model.num_parameters() < SMALL_WEIGHTS else 0
-    return TransformersBackend(model, folder, dtype, rows, cache_tokens, prefill_tokens)
+    together = model.prefill_tokens if prefill_tokens is None else prefill_tokens
+    return TransformersBackend(model, folder, dtype, rows, cache_tokens, together)
 
 
 class TransformersBackend:

@@ -1,7 +1,6 @@
-"""Calls as JSON in a message, for chat servers that hold an answer to a schema (`policy.constrained`): the system's
-message has the tools, and `response_format` allows one call of them and nothing else. llama.cpp, Ollama, vLLM, SGLang
-and LM Studio take it, whatever the chat template of the model makes of tools; it takes half the tokens, and a small
-model that has no template for tools understands it."""
+"""Calls as JSON in a message, for chat servers that hold an answer to a schema (`policy.constrained`), whatever the
+chat template of the model makes of tools; it takes half the tokens, and a small model without such a template
+understands it."""
 
 from __future__ import annotations
 
@@ -11,13 +10,12 @@ from typing import Any
 
 from harness1.env.pieces import Piece, group_messages
 from harness1.env.view import ActionView
-from harness1.models.calls import Message
+from harness1.models.calls import Message, change_schemas
 from harness1.tools.discovery import MOST_QUERIES
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.tool import ToolSpec
 
-CHARACTERS = 120
-"""Most characters of a string: with `MOST_QUERIES` of a list, every call ends, within about 200 tokens."""
+CHARACTERS = 120  # most characters of a string: with `MOST_QUERIES` of a list, every call ends, within about 200 tokens
 EXAMPLES: Mapping[str, tuple[Any, Any]] = {
     "fan_out_search": (
         {"queries": ["painter Ada Holm", "Ada Holm birthplace town"]},
@@ -29,8 +27,7 @@ EXAMPLES: Mapping[str, tuple[Any, Any]] = {
 
 
 def write_messages(pieces: Sequence[Piece], specs: Sequence[ToolSpec]) -> list[Message]:
-    """Return the messages of a context, with the tools and an example in the first. No two in a row have one role,
-    which some chat templates refuse."""
+    """Return the messages of a context, with the tools and an example in the first."""
     messages: list[Message] = []
     for group in group_messages(pieces):
         first, text = group[0], "".join(each.text for each in group)
@@ -44,7 +41,7 @@ def write_messages(pieces: Sequence[Piece], specs: Sequence[ToolSpec]) -> list[M
 
 
 def join_roles(messages: Sequence[Message]) -> list[Message]:
-    """Return messages of text of which no two in a row have one role."""
+    """Return messages of text of which no two in a row have one role, which some chat templates refuse."""
     joined: list[Message] = []
     for message in messages:
         if joined and joined[-1]["role"] == message["role"]:
@@ -92,7 +89,7 @@ def response_format(specs: Sequence[ToolSpec], turn: int) -> dict[str, Any]:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": spec.name}, "arguments": _bounded(spec.parameters)},
+            "properties": {"name": {"const": spec.name}, "arguments": change_schemas(spec.parameters, _bounded)},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -102,16 +99,13 @@ def response_format(specs: Sequence[ToolSpec], turn: int) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "call", "schema": {"anyOf": calls}}}
 
 
-def _bounded(schema: Any) -> Any:
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with low bounds of strings and lists, which are checked in a call as they stand."""
-    if isinstance(schema, list):
-        return [_bounded(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: _bounded(part) for name, part in schema.items()}
-    for kind, name, most in (("string", "maxLength", CHARACTERS), ("array", "maxItems", MOST_QUERIES)):
-        if schema.get("type") == kind:
-            found[name] = min(schema.get(name, most), most)
-    if schema.get("type") == "object":
-        found.pop("maxProperties", None)
-    return found
+    match schema.get("type"):
+        case "string":
+            return schema | {"maxLength": min(schema.get("maxLength", CHARACTERS), CHARACTERS)}
+        case "array":
+            return schema | {"maxItems": min(schema.get("maxItems", MOST_QUERIES), MOST_QUERIES)}
+        case "object":
+            return {name: part for name, part in schema.items() if name != "maxProperties"}
+    return schema

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,14 +88,6 @@ def test_the_trainer_knows_what_the_sampler_recorded_under_each_version(url: str
     assert max(largest) < GATE
 
 
-def wait_for(done: Callable[[], bool], alive: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAITS_S
-    while not done():
-        assert alive(), "the learner ended"
-        assert time.monotonic() < deadline, "the learner is too slow"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: Start) -> Command:
     """The command in this process, where the start lies, with its configuration."""
@@ -106,54 +96,11 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return lambda *words: command(*words[:2], *SETTINGS, *words[2:])
 
 
-def settings(*each: str) -> list[str]:
-    return [word for setting in each for word in ("--set", setting)]
-
-
-def asked_of(url: str, start: Start) -> list[str]:
-    """The words that make a training one of the service."""
-    engine = f"tinker:{start.folder / 'start'}@{url}"
-    return ["--engine", engine, *settings("machine.service.reduction=row_mean")]
-
-
-FEW_STEPS = settings(
-    *(f"train.lora.rank={RANK}", "train.max_steps=4", "train.batch_rows=8", "train.save_every=2"),
-    *("train.watch.every=2", "train.watch.rows=8", "train.watch.turns=4", "train.watch.tasks=0"),
-    *("train.watch.metric=nll", "train.lora.alpha=32"),
-)
-
-
-@pytest.fixture
-def student(harness1: Command, url: str, start: Start) -> dict[str, Any]:
-    """A fine-tuning on the service, with what it printed."""
-    words = ("sft", "train", "rows", "--model", "start", "--out", "student", *FEW_STEPS)
-    ended = harness1(*words, *asked_of(url, start))
-    assert ended.code == 0, ended.err
-    found: dict[str, Any] = json.loads(ended.out)
-    return found
-
-
-def test_the_command_begins_as_our_own_trainer_does(student: dict[str, Any], harness1: Command, start: Start) -> None:
-    ended = harness1("sft", "train", "rows", "--model", "start", "--out", "local", *FEW_STEPS)
-    assert ended.code == 0, ended.err
-    theirs, ours = (list(read_log(start.folder / name)) for name in ("student", "local"))
-    assert [line["step"] for line in theirs] == [line["step"] for line in ours]
-    held_out = {name: value for name, value in ours[0].items() if name.startswith("held_out/")}
-    assert "held_out/nll" in held_out
-    assert "held_out/valid" in held_out
-    for name, value in held_out.items():
-        assert theirs[0][name] == pytest.approx(value, abs=1e-4), name
-    assert theirs[1]["loss"] == pytest.approx(ours[1]["loss"], abs=1e-4)
-    print(*(f"{each[0]['held_out/nll']:.7f} {each[1]['loss']:.7f}" for each in (theirs, ours)), sep="; our own: ")
-    card = read_checkpoint(start.folder / "student")
-    assert card.remote.startswith("tinker://")
-    assert not list((start.folder / "student").glob("*.safetensors"))
-
-
-def test_the_command_survives_a_kill(student: dict[str, Any], harness1: Command, url: str, start: Start) -> None:
-    begun = ("--data", "world", "--index", "index", "--model", "hf:student", "--out", "better")
-    more = settings(f"train.lora.rank={RANK}", "rl.batches=3", "train.save_every=1")
-    words = ("rl", "train", *SETTINGS, *begun, *more, *asked_of(url, start))
+def test_the_command_survives_a_kill(harness1: Command, url: str, start: Start) -> None:
+    begun = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "better")
+    more = (f"train.lora.rank={RANK}", "rl.batches=3", "train.save_every=1", "machine.service.reduction=row_mean")
+    settings = [word for each in more for word in ("--set", each)]
+    words = ("rl", "train", *SETTINGS, *begun, *settings, "--engine", f"tinker:{start.folder / 'start'}@{url}")
     out = start.folder / "better"
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     with (start.folder / "killed.log").open("wb") as log:
@@ -165,7 +112,11 @@ def test_the_command_survives_a_kill(student: dict[str, Any], harness1: Command,
             stderr=log,
         )
     try:
-        wait_for((out / STATE).exists, lambda: killed.poll() is None)
+        deadline = time.monotonic() + WAITS_S
+        while not (out / STATE).exists():
+            assert killed.poll() is None, "the learner ended"
+            assert time.monotonic() < deadline, "the learner is too slow"
+            time.sleep(0.1)
     finally:
         killed.kill()
         killed.wait()

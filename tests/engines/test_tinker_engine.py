@@ -34,7 +34,6 @@ from tests.train.test_process_group import PLAYED, STEPS
 TRAIN = Train(lora=Lora(rank=4, alpha=4.0), dtype="float32", rate=1e-2, micro_tokens=64)
 WEIGHTED = [msgspec.structs.replace(row, token_weight=1 / (at + 2)) for at, row in enumerate(PLAYED[0])]
 CARD = Checkpoint(format="compact", counter="c", env={}, env_hash="e", base="b")
-BOTH = pytest.mark.parametrize("late", [True, False], ids=["futures", "results"])
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +67,6 @@ def local_of(base: Path, algorithm: Algorithm) -> tuple[LocalEngine, list[torch.
     return engine, seen
 
 
-@BOTH
 @pytest.mark.parametrize("reduction", ["sum", "row_mean"])
 @pytest.mark.parametrize(
     ("algorithm", "rows"),
@@ -82,12 +80,14 @@ def local_of(base: Path, algorithm: Algorithm) -> tuple[LocalEngine, list[torch.
     ids=["cispo", "clipped", "reinforce", "nll", "weighted nll"],
 )
 def test_gradients_losses_and_steps_are_those_of_our_trainer(
-    base: Path, algorithm: Algorithm, rows: list[TrainRow], reduction: str, late: bool
+    base: Path, algorithm: Algorithm, rows: list[TrainRow], reduction: str
 ) -> None:
     if algorithm == NegativeLogLikelihood() and any(row.advantages is not None for row in rows):
-        others = [msgspec.structs.replace(row, advantages=(0.7,) * len(row.token_ids)) for row in rows]
-        rows = [row if row.advantages else other for row, other in zip(rows, others, strict=True)]
-    sdk = FakeTinker(base, TRAIN, late=late, reduction=reduction)
+        rows = [
+            row if row.advantages else msgspec.structs.replace(row, advantages=(0.7,) * len(row.token_ids))
+            for row in rows
+        ]
+    sdk = FakeTinker(base, TRAIN, reduction=reduction)
     engine, (local, gradients) = engine_of(sdk, algorithm), local_of(base, algorithm)
     for _ in range(2):
         ours, theirs = engine.step(rows), local.step(rows)
@@ -117,7 +117,7 @@ async def nowhere(state: Mapping[str, Any], version: int) -> None:
     raise AssertionError("a service delivers nothing to this process")
 
 
-@BOTH
+@pytest.mark.parametrize("late", [True, False], ids=["futures", "results"])
 def test_each_publication_is_sampled_under_its_version_with_exact_ids(base: Path, late: bool) -> None:
     sdk = FakeTinker(base, TRAIN, late=late)
     engine = engine_of(sdk, Cispo())
@@ -197,9 +197,8 @@ def learned(out: Path, sdk: FakeTinker, stop_at: int | None = None) -> Checkpoin
     return train_policy(work, nullcontext(ToyRollouts(cast(Any, backend))), CHAT, "toy", on_step)
 
 
-@BOTH
-def test_a_training_passes_its_gate_raises_versions_and_survives_a_kill(base: Path, tmp_path: Path, late: bool) -> None:
-    sdk = FakeTinker(base, TRAIN, late=late)
+def test_a_training_passes_its_gate_raises_versions_and_survives_a_kill(base: Path, tmp_path: Path) -> None:
+    sdk = FakeTinker(base, TRAIN)
     with pytest.raises(Stopped):
         learned(tmp_path, sdk, stop_at=2)
     begun = len(steps(tmp_path))

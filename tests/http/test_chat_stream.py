@@ -12,8 +12,8 @@ import pytest
 
 from harness1.errors import InfrastructureFault, Overflow, Refusal
 from harness1.http.chat_stream import ChatStream
-from harness1.http.model_endpoint import ChatRoute, ModelEndpoint
-from tests.support import Ask, replying
+from harness1.http.model_endpoint import ModelEndpoint
+from tests.support import replying
 
 EVENTS = {"Content-Type": "text/event-stream"}
 
@@ -83,11 +83,7 @@ def test_what_goes_wrong_in_a_stream_is_what_goes_wrong_without() -> None:
     for sent, error, says in (
         (event(content="Half"), InfrastructureFault, "broke off"),
         (b"data: <html>\n\n", InfrastructureFault, "no JSON object"),
-        (
-            event(content="x") + b'data: {"error":{"code":500,"message":"bad"}}\n\n',
-            InfrastructureFault,
-            "500 bad",
-        ),
+        (event(content="x") + b'data: {"error":{"code":500,"message":"bad"}}\n\n', InfrastructureFault, "500 bad"),
         (b'data: {"error":{"code":400,"message":"no such model"}}\n\n', Refusal, "400 no such model"),
     ):
         with pytest.raises(error, match=says):
@@ -103,19 +99,6 @@ def test_a_stream_may_be_as_long_as_any_answer(monkeypatch: pytest.MonkeyPatch) 
     for endless in (event(content="more ") * 10_000, b": ping\n\n" * 100_000):
         with pytest.raises(InfrastructureFault, match="an answer larger than 200000 bytes"):
             ask(endless + event("stop"))
-
-
-@pytest.mark.service
-def test_a_server_that_refuses_streams_is_asked_without() -> None:
-    def refuse(asked: Ask) -> tuple[int, dict[str, str], bytes]:
-        if "stream" in json.loads(asked.body):
-            return 400, {}, b'{"error": {"message": "stream is not supported"}}'
-        return 200, {}, b'{"choices": [{"message": {"content": "All."}}]}'
-
-    with replying(refuse) as url:
-        route = ChatRoute(ModelEndpoint(f"{url}/v1"), {"stream": True})
-        answer, sent = asyncio.run(route.post({"stream": True}, dict[str, Any], lambda message: False))
-    assert (answer["choices"][0]["message"]["content"], sent) == ("All.", {})
 
 
 @pytest.mark.service

@@ -13,8 +13,7 @@ from harness1.config import load_config
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable, Unreadable
 from harness1.http.model_endpoint import Completer, ModelEndpoint, verifier_endpoint
 from tests.http.test_http_client import KEY
-from tests.serving import imitating
-from tests.support import Ask, Reply, replying, run
+from tests.support import Ask, Reply, replying
 
 Numbers = dict[str, int]
 WELL: Reply = (200, {}, b'{"a": 1}')
@@ -229,27 +228,30 @@ def test_neither_the_time_of_others_nor_a_wait_for_another_try_takes_a_place() -
 
 
 class Strict:
-    """A server that accepts neither the old name of a limit nor a temperature."""
+    """A server that accepts neither the old name of a limit nor a temperature, and sends no streams."""
 
     def __init__(self) -> None:
         self.options: list[list[str]] = []
 
-    async def post(self, path: str, body: Any, kind: type[Any]) -> Any:
+    async def post(self, path: str, body: Any, kind: type[Any], ended: Any = None) -> Any:
         self.options.append(sorted(body.keys() - {"model", "messages"}))
+        assert ("stream" in body) == (ended is not None)
         if "max_tokens" in body:
             raise Refusal("400 'max_tokens' is not supported. Use 'max_completion_tokens' instead.")
-        if "temperature" in body:
-            raise Refusal("400 'temperature' does not support 0")
+        for name in ("temperature", "stream"):
+            if name in body:
+                raise Refusal(f"400 '{name}' does not support {body[name]}")
         return msgspec.convert({"choices": [{"message": {"content": "yes"}}]}, kind)
 
 
 def test_a_model_that_refuses_the_names_of_options_is_asked_without_them() -> None:
     server = Strict()
     completer = Completer(server, "m", 9)
-    assert [asyncio.run(completer.complete([])).text for _ in range(2)] == ["yes", "yes"]
+    assert [asyncio.run(completer.complete([], lambda _: False)).text for _ in range(2)] == ["yes", "yes"]
     assert server.options == [
-        ["max_tokens", "temperature"],
-        ["max_completion_tokens", "temperature"],
+        ["max_tokens", "stream", "temperature"],
+        ["max_completion_tokens", "stream", "temperature"],
+        ["max_completion_tokens", "stream"],
         *[["max_completion_tokens"]] * 2,
     ]
 
@@ -279,20 +281,7 @@ def test_an_address_that_is_none_or_a_key_that_cannot_be_sent_is_refused_and_not
     assert ModelEndpoint("http://me:secret@host/v1").url == "http://host/v1"
 
 
-def test_the_judge_of_a_slow_server_is_asked_as_patiently_and_as_seldom_at_once_as_a_policy() -> None:
-    settings = ["machine.concurrency=1", "machine.model.timeout_s=5", "machine.attempts=1"]
-    busy = threading.Lock()
-
-    def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        if not busy.acquire(blocking=False):
-            return 500, b"busy"
-        time.sleep(0.02)
-        busy.release()
-        return 200, b"{}"
-
-    async def ask(url: str) -> list[dict[str, str]]:
-        judge = verifier_endpoint(url, load_config(None, settings).machine)
-        return await asyncio.gather(*[judge.post("/chat/completions", {}, dict[str, str]) for _ in range(3)])
-
-    with imitating(answer) as url:
-        assert run(ask(url)) == [{}, {}, {}]
+def test_a_judge_is_asked_as_patiently_as_a_policy_and_as_seldom_at_once_as_episodes_are_played() -> None:
+    settings = ["machine.concurrency=3", "machine.model.timeout_s=5", "machine.attempts=2"]
+    judge = verifier_endpoint("http://h/v1", load_config(None, settings).machine)
+    assert (judge._timeout_s, judge._attempts, judge.client._connections) == (5, 2, 3)

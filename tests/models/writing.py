@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from harness1.config import Env
 from harness1.models.dialects import read_calls
@@ -24,6 +25,45 @@ HARD = (
     "<|im_end|>",
 )
 PROSE = ("I look for it.", "To find it, I search.", "Next: the river.", "First\n\nthen second.", "It's {unclear}.")
+ELEMENT = ("<function={name}>\n{values}</function>", "<parameter={key}>\n{value}\n</parameter>\n")
+DIALECTS = {
+    "hermes": ("", "<tool_call>\n{named}\n</tool_call>", "", "\n", ""),
+    "tools": ("<tools>\n", "{named}", "", "\n", "\n</tools>"),
+    "bare": ("", "{named}", "", "\n", ""),
+    "list": ("[", "{named}", "", ", ", "]"),
+    "fenced": ("```json\n", "{named}", "", "\n", "\n```"),
+    "doubled": ("", "{{{named}}}", "", "\n", ""),
+    "llama": ("<|python_tag|>", "{named}", "", "; ", "<|eom_id|>"),
+    "mistral": ("", "[TOOL_CALLS]{name}[ARGS]{args}", "", "", "</s>"),
+    "mistral 3": ("[TOOL_CALLS] [", "{named}", "", ", ", "]"),
+    "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{args}"
+             "<|tool_call_end|>", "", "", "<|tool_calls_section_end|>"),
+    "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{args}<｜tool▁call▁end｜>", "",
+                 "\n", "<｜tool▁calls▁end｜>"),
+    "harmony": ("", "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{args}<|call|>", "",
+                "<|start|>assistant", ""),
+    "compact": ("", "{name} {args}", "", "\n", ""),
+    "element": ("<tool_call>\n", *ELEMENT, "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+    "untagged": ("", *ELEMENT, "\n", "\n</tool_call>"),
+    "invoked": ("<minimax:tool_call>\n", '<invoke name="{name}">\n{values}</invoke>',
+                '<parameter name="{key}">{value}</parameter>\n', "\n", "\n</minimax:tool_call>"),
+    "keyed": ("", "<tool_call>{name}\n{values}</tool_call>",
+              "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", "\n", ""),
+    "python": ("[", "{name}({values})", "{key}={python}, ", ", ", "]"),
+}  # fmt: skip
+"""By name: what begins the calls, a call, an argument where each is written by itself, and what stands between and
+behind calls. Only the texts of others may hold anything: an argument by itself has no unambiguous spelling of some."""
+
+QUOTES: tuple[Callable[[str], str], ...] = (
+    lambda text: f"<think>One could write {text}",
+    lambda text: f"{text}\nis what the document says.",
+    lambda text: f"It says: “{text}” and more.",
+    lambda text: json.dumps({"text": text}),
+    lambda text: f'The manual shows "{text.replace(chr(10), " ")}".',
+    lambda text: f"```\nThe manual:\n{text}\n```",
+    lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
+    lambda text: f"{text}\n</think>\nIt is unclear.",
+)
 
 
 def text_of(dice: random.Random, words: Sequence[str]) -> str:
@@ -46,117 +86,43 @@ def dumped(dice: random.Random, value: object) -> str:
     return json.dumps(value, ensure_ascii=dice.random() < 0.2, indent=dice.choice((None, None, 1)))
 
 
-def named(dice: random.Random, call: ToolCall) -> str:
+def write(dice: random.Random, template: str, argument: str, call: ToolCall) -> str:
+    """Return a call as a dialect writes it; JSON may be encoded twice and more, as models do."""
     arguments: object = call.arguments
     for _ in range(dice.choice((0, 0, 0, 1, 2))):
         arguments = dumped(dice, arguments)
     pair = {"name": call.name, dice.choice(("arguments", "parameters")): arguments}
-    return dumped(dice, {"type": "function", **pair} if dice.random() < 0.2 else pair)
-
-
-def raw(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def element(dice: random.Random, call: ToolCall) -> str:
-    values = "".join(f"<parameter={key}>\n{raw(value)}\n</parameter>\n" for key, value in call.arguments.items())
-    return f"<function={call.name}>\n{values}</function>"
-
-
-def invoked(dice: random.Random, call: ToolCall) -> str:
-    values = "".join(f'<parameter name="{key}">{raw(value)}</parameter>\n' for key, value in call.arguments.items())
-    return f'<invoke name="{call.name}">\n{values}</invoke>'
-
-
-def keyed(dice: random.Random, call: ToolCall) -> str:
-    pairs = (
-        f"<arg_key>{key}</arg_key>\n<arg_value>{raw(value)}</arg_value>\n" for key, value in call.arguments.items()
+    values = ""
+    for key, value in call.arguments.items():
+        is_text = isinstance(value, str)
+        raw = value if is_text else json.dumps(value, ensure_ascii=False)
+        values += argument.format(key=key, value=raw, python=repr(value) if is_text else raw)
+    return template.format(
+        name=call.name,
+        args=dumped(dice, call.arguments),
+        named=dumped(dice, {"type": "function", **pair} if dice.random() < 0.2 else pair),
+        values=values.removesuffix(", "),
     )
-    return f"<tool_call>{call.name}\n{''.join(pairs)}</tool_call>"
-
-
-def pythonic(dice: random.Random, call: ToolCall) -> str:
-    values = (
-        f"{key}={raw(value) if not isinstance(value, str) else repr(value)}" for key, value in call.arguments.items()
-    )
-    return f"{call.name}({', '.join(values)})"
-
-
-Write = Callable[[random.Random, ToolCall], str]
-ARGS = lambda dice, call: dumped(dice, call.arguments)  # noqa: E731
-DIALECTS: dict[str, tuple[str, Write, str, str, bool]] = {
-    "hermes": ("", lambda dice, call: f"<tool_call>\n{named(dice, call)}\n</tool_call>", "\n", "", True),
-    "tools": ("<tools>\n", named, "\n", "\n</tools>", True),
-    "bare": ("", named, "\n", "", True),
-    "list": ("[", named, ", ", "]", True),
-    "fenced": ("```json\n", named, "\n", "\n```", True),
-    "doubled": ("", lambda dice, call: f"{{{named(dice, call)}}}", "\n", "", True),
-    "llama": ("<|python_tag|>", named, "; ", "<|eom_id|>", True),
-    "mistral": ("", lambda dice, call: f"[TOOL_CALLS]{call.name}[ARGS]{ARGS(dice, call)}", "", "</s>", True),
-    "mistral 3": ("[TOOL_CALLS] [", named, ", ", "]", True),
-    "kimi": (
-        "<|tool_calls_section_begin|>",
-        lambda dice, call: (
-            f"<|tool_call_begin|>functions.{call.name}:0<|tool_call_argument_begin|>{ARGS(dice, call)}<|tool_call_end|>"
-        ),
-        "",
-        "<|tool_calls_section_end|>",
-        True,
-    ),
-    "deepseek": (
-        "<｜tool▁calls▁begin｜>",
-        lambda dice, call: f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{ARGS(dice, call)}<｜tool▁call▁end｜>",
-        "\n",
-        "<｜tool▁calls▁end｜>",
-        True,
-    ),
-    "harmony": (
-        "",
-        lambda dice, call: (
-            f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{ARGS(dice, call)}<|call|>"
-        ),
-        "<|start|>assistant",
-        "",
-        True,
-    ),
-    "compact": ("", lambda dice, call: f"{call.name} {ARGS(dice, call)}", "\n", "", True),
-    "element": ("<tool_call>\n", element, "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", False),
-    "untagged": ("", element, "\n", "\n</tool_call>", False),
-    "invoked": ("<minimax:tool_call>\n", invoked, "\n", "\n</minimax:tool_call>", False),
-    "keyed": ("", keyed, "\n", "", False),
-    "python": ("[", pythonic, ", ", "]", False),
-}
-"""By name: what begins the calls, how one is written, what stands between and behind them, and whether their texts may
-hold anything: in others, some texts have no unambiguous spelling."""
-
-QUOTES: tuple[Callable[[str], str], ...] = (
-    lambda text: f"<think>One could write {text}",
-    lambda text: f"{text}\nis what the document says.",
-    lambda text: f"It says: “{text}” and more.",
-    lambda text: json.dumps({"text": text}),
-    lambda text: f'The manual shows "{text.replace(chr(10), " ")}".',
-    lambda text: f"```\nThe manual:\n{text}\n```",
-    lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
-    lambda text: f"{text}\n</think>\nIt is unclear.",
-)
 
 
 def written(dice: random.Random) -> tuple[str, tuple[ToolCall, ...], str]:
     """Calls as one message of one dialect, them, and the dialect."""
     dialect = dice.choice(list(DIALECTS))
-    begin, write, between, end, anything = DIALECTS[dialect]
-    words = WORDS + HARD if anything else WORDS
+    begin, template, argument, between, end = DIALECTS[dialect]
+    words = WORDS if argument else WORDS + HARD
     calls = tuple(call_of(dice, words) for _ in range(dice.choice((1, 1, 1, 2, 3))))
-    return f"{begin}{between.join(write(dice, call) for call in calls)}{end}", calls, dialect
+    return f"{begin}{between.join(write(dice, template, argument, call) for call in calls)}{end}", calls, dialect
 
 
-def damaged(dice: random.Random, text: str) -> str:
+def mutated(sequence: Sequence[Any], dice: random.Random) -> list[Any]:
+    """A few stretches deleted, doubled, turned round or, in a text, in the other case, and the end cut off."""
+    items = list(sequence)
     for _ in range(dice.randrange(1, 4)):
-        at, end = sorted(dice.randrange(len(text) + 1) for _ in range(2))
-        stretch = text[at : min(end, at + 20)]
-        other = dice.choice(("", stretch * 2, stretch[::-1], stretch.swapcase(), text[:at][-9:]))
-        text = f"{text[:at]}{other}{text[at + len(stretch) :]}"
-    return text[: dice.choice((len(text), len(text), dice.randrange(len(text) + 1)))]
+        at, end = sorted(dice.randrange(len(items) + 1) for _ in range(2))
+        stretch = items[at : min(end, at + 20)]
+        other = [each.swapcase() if isinstance(each, str) else each for each in stretch]
+        items[at : at + len(stretch)] = dice.choice(([], stretch * 2, stretch[::-1], other))
+    return items[: dice.choice((len(items), len(items), dice.randrange(len(items) + 1)))]
 
 
 _ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})")
@@ -211,7 +177,7 @@ def draw(count: int, seed: int) -> Counter[str]:
             if kind == "whole":
                 assert read_calls(shown, SPECS).calls == calls, (number, dialect, shown)
             else:
-                shown = damaged(dice, shown)
+                shown = "".join(mutated(shown, dice))
                 found = read_calls(shown, SPECS, cut=dice.random() < 0.3).calls
                 assert invented(shown, found) == [], (number, dialect, shown)
                 kind = "damaged, with a call" if found else "damaged, without a call"

@@ -34,8 +34,7 @@ from tests.support import call, make_env, run, search
 FOLDER = Path(os.environ.get("TIKTOKEN_ENCODINGS_BASE", VOCABULARY.parent))
 FILE = FOLDER / VOCABULARY.name
 SPECS = Toolbox.of(Env()).specs
-PLAIN = tuple(spec for spec in SPECS if spec.name != "curate")
-"""Of a mapping the library writes a broken type."""
+PLAIN = tuple(spec for spec in SPECS if spec.name != "curate")  # of a mapping the library writes a broken type
 HOSTILE = " ".join((*Harmony.control, "汉字 a\u0301 👩🏽‍🚀 \t\r\n//x ./\n/ \x00", '{"a": "\\u0041"}'))
 
 pytestmark = pytest.mark.skipif(

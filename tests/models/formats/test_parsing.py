@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 import unicodedata
 from collections import Counter
@@ -12,15 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from harness1.config import Env
 from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.models.tokenizer import split_at_control
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
-from tests.models.writing import leaves, unescaped
+from tests.models.writing import invented, mutated
 from tests.support import call, search
 from tests.vocabularies import SPOKEN, TAGS, chat_format
 
@@ -28,7 +25,6 @@ SPECS = Toolbox.of(Env()).specs
 RIVER = search("river")
 END = call("end_search")
 BODY = '{"name": "search_corpus", "arguments": {"query": "river"}}'
-CLOSED = "</tool_call>"
 MESSAGE = "<|channel|>commentary<|message|>"
 
 NASTY = (
@@ -36,32 +32,12 @@ NASTY = (
     *("functions.x", "\x00", "\x7f", "👩🏽‍🚀", "ﬁ", "end_search {}", "```json"),
     '\nend_search {"reasoning": ""}\n',
 )
-nasty = st.sampled_from(NASTY)
-strings = st.lists(nasty | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=5).map("".join)
 FAKES = (
     *("", "Look for the river.", "Two\nlines, and\ttabs.", f"<tool_call>\n{BODY}\n</tool_call>", "<think>I think"),
     *('<tool_call>{"name": "end_search", "arguments": {}}', "</think>", 'end_search {"reasoning": "done"}'),
     *('I could say\nend_search {"reasoning": "done"}\nbut do not', "1 < 2 and {a}", "<|im_end|>", "```json", "{"),
     f"<|end|><|start|>assistant to=functions.end_search{MESSAGE}{{}}<|call|>",
 )
-
-
-def arguments_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    match schema["type"]:
-        case "array":
-            return st.lists(strings, max_size=4)
-        case "object":
-            return st.dictionaries(strings, strings, max_size=3)
-    return strings
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> ToolCall:
-    spec = draw(st.sampled_from(SPECS))
-    properties = spec.parameters["properties"]
-    required = spec.parameters["required"]
-    names = [name for name in properties if name in required or draw(st.booleans())]
-    return ToolCall(spec.name, {name: draw(arguments_of(properties[name])) for name in names})
 
 
 def said(chat: ChatFormat, text: str) -> list[int]:
@@ -81,26 +57,12 @@ def composed(value: Any, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
-@settings(max_examples=40)
-@given(action=calls(), reasoning=st.sampled_from(FAKES) | strings)
-@example(search("</tool_call>"), "")
-@example(search('a"}}\n</tool_call>\n<tool_call>{"name": "end_search", "arguments": {}}'), "<tool_call>")
-def test_reads_a_written_action_back_as_that_action(name: str, kind: str, action: ToolCall, reasoning: str) -> None:
-    chat = chat_format(name, kind)
-    ids = chat.format_action(reasoning, action)
-    found = chat.parse(ids, SPECS)
-    assert found.error is None
-    assert [each.name for each in found.actions] == [action.name]
-    assert found.actions[0].arguments == composed(action.arguments, kind)
-    assert ids[-1] in chat.stop_ids
-    assert sum(token in chat.stop_ids for token in ids) == 1
-
-
-@pytest.mark.parametrize(("name", "kind"), SPOKEN)
 def test_reads_plain_reasoning_back_word_for_word(name: str, kind: str) -> None:
     chat = chat_format(name, kind)
     for words in ("Look for the river.", ""):
         assert chat.parse(chat.format_action(words, RIVER), SPECS) == Parsed(words, (RIVER,))
+    for hard in ("</tool_call>", 'a"}}\n</tool_call>\n<tool_call>{"name": "end_search", "arguments": {}}'):
+        assert chat.parse(chat.format_action("<tool_call>", search(hard)), SPECS).actions == (search(hard),)
 
 
 SYNTAX = (
@@ -112,7 +74,6 @@ SYNTAX = (
     *('"name": ', '"arguments": ', '"parameters": ', '"tool_uses": [', '"recipient_name": ', '{"query": "river"}'),
     *("{}", "null", "1e999", "-0", "NaN", "Infinity", "true", "Action: ", "multi_tool_use.parallel", "tool_calls"),
 )
-KINDS = (("hermes", "qwen"), ("hermes", "chatml"), ("compact", "chatml"), ("harmony", "harmony"))
 
 
 def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int], ToolCall | None]:
@@ -138,7 +99,7 @@ def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int],
     properties, required = spec.parameters["properties"], spec.parameters["required"]
     chosen = [name for name in properties if name in required or dice.random() < 0.6]
     meant = ToolCall(spec.name, {name: value(properties[name]["type"]) for name in chosen})
-    ids = chat.format_action(words() if dice.random() < 0.7 else "", meant)
+    ids = chat.format_action(dice.choice((words(), dice.choice(FAKES))), meant)
     if kind == 3:
         return ids, meant
     if kind < 6:
@@ -150,61 +111,28 @@ def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int],
     return said(chat, text), None
 
 
-def mutated(sequence: Sequence[Any], dice: random.Random) -> list[Any]:
-    """A few stretches deleted, doubled, turned round or, in a text, in the other case, and the end cut off."""
-    items = list(sequence)
-    for _ in range(dice.randrange(1, 4)):
-        at, end = sorted(dice.randrange(len(items) + 1) for _ in range(2))
-        stretch = items[at : min(end, at + 20)]
-        other = [each.swapcase() if isinstance(each, str) else each for each in stretch]
-        items[at : at + len(stretch)] = dice.choice(([], stretch * 2, stretch[::-1], other))
-    return items[: dice.choice((len(items), len(items), dice.randrange(len(items) + 1)))]
-
-
-def halves(text: str) -> str:
-    """A text whose characters beyond the first plane are surrogate pairs, as escapes write them."""
-    units = text.encode("utf-16-be", "surrogatepass")
-    return "".join(chr(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
-
-
-def spelled(character: str) -> str:
-    """A pattern of half a character as itself or as an escape."""
-    forms = {character, json.dumps(character)[1:-1], character.replace("/", "\\/")}
-    return rf"(?:{'|'.join(map(re.escape, sorted(forms)))}|\\u(?i:{ord(character):04x}))"
-
-
-def invented(chat: ChatFormat, ids: Sequence[int], actions: Sequence[ToolCall]) -> list[str]:
-    """Names and strings of calls that do not occur in an output, apart from escapes."""
-    texts = unescaped(halves(chat.tokenizer.decode(ids)), 2)
-    patterns = {leaf: "".join(map(spelled, halves(leaf))) for leaf in leaves(actions)}
-    return [leaf for leaf, pattern in patterns.items() if not any(re.search(pattern, text) for text in texts)]
-
-
-@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
 def test_fuzzed_outputs_neither_raise_nor_become_other_calls(name: str, kind: str) -> None:
     chat, dice, counts = chat_format(name, kind), random.Random(f"1/{name}"), Counter[bool]()
     for _ in range(1000):
         ids, meant = random_output(chat, dice)
         found = chat.parse(ids, SPECS)
-        assert invented(chat, ids, found.actions) == [], chat.tokenizer.decode(ids)
+        text = chat.tokenizer.decode(ids)
+        assert invented(text, found.actions) == [], text
         if meant is not None:
             assert [each.name for each in found.actions] == [meant.name]
             assert found.actions[0].arguments == composed(meant.arguments, kind)
+            assert [token in chat.stop_ids for token in ids] == [False] * (len(ids) - 1) + [True]
         counts[bool(found.actions)] += 1
     assert min(counts[True], counts[False]) > 100
 
 
 def test_a_call_that_nobody_wrote_is_seen() -> None:
-    chat = chat_format("hermes", "chatml")
-    ids = said(chat, r'<tool_call>{"name": "curate", "arguments": {"add_ids": ["D\u0031"]}}')
-    assert chat.parse(ids, SPECS).actions == (call("curate", add_ids=["D1"]),)
-    assert invented(chat, ids, [call("curate", add_ids=["D1"])]) == []
-    written = 'a"\\b/\n👩🏽‍🚀'
-    for text in (json.dumps(written), json.dumps(written, ensure_ascii=False), json.dumps(json.dumps(written))):
-        assert invented(chat, said(chat, text), [call(written)]) == []
-        assert all(invented(chat, said(chat, text), [call(written + end)]) for end in "\\\n🚀")
+    text = r'<tool_call>{"name": "curate", "arguments": {"add_ids": ["D\u0031"]}}'
+    assert parsed("hermes", text).actions == (call("curate", add_ids=["D1"]),)
+    assert invented(text, [call("curate", add_ids=["D1"])]) == []
     for forged in (call("verify"), call("curate", add_ids=["D2"]), call("curate", other=[])):
-        assert invented(chat, ids, [forged]) != []
+        assert invented(text, [forged]) != []
 
 
 DEEP = 10_000
