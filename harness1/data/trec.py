@@ -53,7 +53,8 @@ def relevant_of(judged: Iterable[tuple[str, str, str, str]], fault: Fault) -> di
     grades: dict[tuple[str, str], int] = {}
     relevant: dict[str, dict[DocId, int]] = {}
     for where, task_id, doc_id, text in judged:
-        grade = int(text) if re.fullmatch(r"[+-]?\d{1,9}", text.strip(), re.ASCII) else HIGHEST_GRADE + 1
+        found = re.fullmatch(r"\s*([+-]?\d{1,9})\s*", text, re.ASCII)
+        grade = int(found[1]) if found else HIGHEST_GRADE + 1
         if abs(grade) > HIGHEST_GRADE:
             fault(CorpusError(f"{where}: the grade must be a whole number up to {HIGHEST_GRADE}, not {text!r}"))
         elif grades.setdefault((task_id, doc_id), grade) != grade:

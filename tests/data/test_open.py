@@ -191,6 +191,7 @@ def test_judgements_need_no_header_and_may_be_gzipped(tmp_path) -> None:
         ([{"_id": "q", "text": "Q"}], "q a 1\n", r"test\.tsv:1"),
         ([{"_id": "q", "text": "Q"}], "q\ta\t1\nq\ta\t1\nq\ta\t0\n", r"test\.tsv:3: 'a' was given another grade"),
         ([{"_id": "q", "text": "Q"}], "q\ta\tmuch\n", r"test\.tsv:1"),
+        ([{"_id": "q", "text": "Q"}], "q\ta\t1\x1e\n", r"test\.tsv:1"),
         ([{"_id": "q"}], "q\ta\t1\n", r"queries\.jsonl:1: query 'q' needs a text"),
         ([{"_id": "q", "text": "Q"}] * 2, "q\ta\t1\n", r"queries\.jsonl:2: .*second time"),
         ([{"_id": "q", "text": "Q", "metadata": {"facts": "x"}}], "q\ta\t1\n", r"queries\.jsonl:1: metadata.*facts"),
