@@ -17,9 +17,9 @@ from harness1.env.environment import choose
 from harness1.env.render import Context
 from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.calls import Message, Said, messages_of, tools_of
-from harness1.models.chat_format import ChatFormat, Parsed
+from harness1.models.chat_format import ChatFormat
 from harness1.plain import digest
-from harness1.policy.language_model import call_seed, retry_note
+from harness1.policy.language_model import call_seed
 from harness1.policy.policy import Decision
 from harness1.records import Sampling, Task, ToolCall
 from harness1.rows.calls import RecordedCall, read_records, recording
@@ -32,7 +32,7 @@ from tests.support import END, call, search
 from tests.vocabularies import chat_format
 
 OPENAI_PATH, ANTHROPIC_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-SETTINGS = Config(policy=ChatPolicy(temperature=0.7))
+SETTINGS = Config(policy=ChatPolicy(temperature=0.7, format_retries=0))
 LIMITS = ServiceLimits(running=8, waiting=8, deadline_s=20.0)
 SCRIPT: tuple[ToolCall | str, ...] = (
     search("poet"),
@@ -148,20 +148,14 @@ Client = Callable[[list[Message], list[dict[str, Any]], int, int, str], Awaitabl
 """Asks with messages and tools in OpenAI's form, a seed, the most tokens, and a session."""
 
 
-def openai_client(url: str, stream: bool) -> Client:
+def openai_client(url: str) -> Client:
     from openai import AsyncOpenAI
 
     async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key=session, max_retries=0) as client:
             asked: dict[str, Any] = {"messages": messages, "tools": tools, "seed": seed, "max_completion_tokens": room}
-            made = await client.chat.completions.create(model="any", stream=stream, **asked)
-            if not stream:
-                message = made.choices[0].message
-                found = [(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()]
-                cut = made.choices[0].finish_reason == "length"
-                return Heard(message.content or "", [(*head, json.loads(text)) for *head, text in found], cut)
             text, calls, cut = "", dict[int, list[str]](), False
-            async for chunk in made:
+            async for chunk in await client.chat.completions.create(model="any", stream=True, **asked):
                 for choice in chunk.choices:
                     text, cut = text + (choice.delta.content or ""), choice.finish_reason == "length"
                     for each in choice.delta.tool_calls or ():
@@ -171,7 +165,7 @@ def openai_client(url: str, stream: bool) -> Client:
     return asks
 
 
-def anthropic_client(url: str, stream: bool) -> Client:
+def anthropic_client(url: str) -> Client:
     from anthropic import AsyncAnthropic
 
     async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
@@ -181,11 +175,8 @@ def anthropic_client(url: str, stream: bool) -> Client:
             given = [{"input_schema": each.pop("parameters"), **each} for each in functions]
             asked: dict[str, Any] = {"model": "any", "system": system, "messages": turns, "tools": given}
             asked |= {"max_tokens": room, "extra_body": {"seed": seed}}
-            if stream:
-                async with client.messages.stream(**asked) as events:
-                    made = await events.get_final_message()
-            else:
-                made = await client.messages.create(**asked)
+            async with client.messages.stream(**asked) as events:
+                made = await events.get_final_message()
             text = "".join(block.text for block in made.content if block.type == "text")
             uses = [block for block in made.content if block.type == "tool_use"]
             return Heard(text, [(use.id, use.name, use.input) for use in uses], made.stop_reason == "max_tokens")
@@ -193,7 +184,7 @@ def anthropic_client(url: str, stream: bool) -> Client:
     return asks
 
 
-def responses_client(url: str, stream: bool) -> Client:
+def responses_client(url: str) -> Client:
     from openai import AsyncOpenAI
 
     async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
@@ -201,13 +192,10 @@ def responses_client(url: str, stream: bool) -> Client:
             asked: dict[str, Any] = {"model": "any", "max_output_tokens": room, "extra_body": {"seed": seed}}
             asked |= {"tools": [{"type": "function", **tool["function"]} for tool in tools]}
             asked |= {"input": as_items(messages), "store": False}
-            made = await client.responses.create(stream=stream, **asked)
-            if stream:
-                *_, last = [event async for event in made]
-                made = last.response
-            uses = [each for each in made.output if each.type == "function_call"]
+            *_, last = [event async for event in await client.responses.create(stream=True, **asked)]
+            uses = [each for each in last.response.output if each.type == "function_call"]
             calls = [(use.call_id, use.name, json.loads(use.arguments)) for use in uses]
-            return Heard(made.output_text, calls, made.status == "incomplete")
+            return Heard(last.response.output_text, calls, last.response.status == "incomplete")
 
     return asks
 
@@ -246,12 +234,12 @@ def as_anthropic(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]
 
 
 class AgentPolicy:
-    """An agent that knows messages and no tokens; it asks again after faults as `LanguageModelPolicy` does."""
+    """An agent that knows messages and no tokens."""
 
     name = hash = "agent"
 
-    def __init__(self, client: Client, chat: ChatFormat, reserve: int, settings: ChatPolicy) -> None:
-        self.client, self.chat, self.reserve, self.settings = client, chat, reserve, settings
+    def __init__(self, client: Client, room: int) -> None:
+        self.client, self.room = client, room
 
     def open(self, task: Task, seed: int) -> AgentSession:
         return AgentSession(self, digest([task.query, seed]))
@@ -263,26 +251,11 @@ class AgentSession:
         self.said: dict[int, Said] = {}
 
     async def act(self, context: Context) -> Decision:
-        policy, parsed = self.policy, Parsed()
         self.turn += 1
-        messages, tools = messages_of(context.pieces, self.said), tools_of(context.tools)
-        for attempt in range(policy.settings.format_retries + 1):
-            note, room = list[Message](), policy.reserve
-            if attempt:
-                told = retry_note(parsed, policy.chat)
-                note = [{"role": "user", "content": told.text}]
-                room -= sum(len(segment.ids) for segment in policy.chat.messages([[told]], context.tools))
-            seed = call_seed(self.seed, self.turn, attempt)
-            heard = await policy.client(messages + note, tools, seed, room, "episode-1")
-            if heard.calls:
-                return self._decided(heard)
-            parsed = Parsed(error="the output was too long and is cut" if heard.cut else "there is no call")
-        return Decision(parse_error=parsed.error)
-
-    def fork(self) -> AgentSession:
-        raise NotImplementedError
-
-    def _decided(self, heard: Heard) -> Decision:
+        asked = messages_of(context.pieces, self.said), tools_of(context.tools), call_seed(self.seed, self.turn, 0)
+        heard = await self.policy.client(*asked, self.policy.room, "episode-1")
+        if not heard.calls:
+            return Decision(parse_error="the output was too long and is cut" if heard.cut else "there is no call")
         actions = tuple(ToolCall(name, arguments) for _, name, arguments in heard.calls)
         executed = heard.calls[actions.index(choose(actions)[0])][0]
         calls = [
@@ -292,3 +265,6 @@ class AgentSession:
         message = {"role": "assistant", "content": heard.text or None, "tool_calls": calls}
         self.said[self.turn] = Said(message, tuple(call_id for call_id, _, _ in heard.calls), executed)
         return Decision(actions, heard.text)
+
+    def fork(self) -> AgentSession:
+        raise NotImplementedError

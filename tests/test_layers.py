@@ -33,7 +33,7 @@ WITHIN = {
     "memory": "parts sentences | entities dedup | question | ranking | working_memory | confidence",
     "viewer": "html | report | *",
     "agents": "evaluation keeper | judge sandbox | process | training",
-    "serve": "llama service | fields server retrieve view | chat"
+    "serve": "llama service | server retrieve view | chat"
     " | openai_dialect anthropic_dialect | responses_dialect | upstreams | proxy",
 }
 """The same within a package; `*` stands for every name that is not listed."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
 
 from harness1.serve import chat
-from harness1.serve.fields import AS_TRAINED, STOPS_ALONE, honoured, recorded, refused, unmet_by
 from harness1.serve.service import Refused
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -23,9 +22,7 @@ KINDS = {
 THOUGHTS = ("thinking", "redacted_thinking")  # blocks in which another model reasoned; they are not shown to this one
 
 
-class _Block(msgspec.Struct):
-    type: str
-    text: str = ""
+class _Block(chat.Part):
     id: str = ""
     name: str = ""
     input: dict[str, Any] = {}
@@ -40,7 +37,7 @@ class _Message(msgspec.Struct):
 
 class _Tool(msgspec.Struct):
     name: str
-    type: str | None = None
+    type: str = "custom"
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
@@ -58,15 +55,10 @@ class _Request(chat.Parameters, frozen=True, kw_only=True):
     tool_choice: _Choice = _Choice()
 
 
-FIELDS = {
-    **honoured(*_Request.__struct_fields__),
-    "stop_sequences": refused(STOPS_ALONE, []),
-    "mcp_servers": refused("these servers would be called by the provider", []),
-    "container": refused("its code would run at the provider"),
-    "thinking": recorded(AS_TRAINED, {"type": "disabled"}),
-    "output_config": recorded(f"{AS_TRAINED}: effort and schema are not enforced", {}),
-    "output_format": recorded("a schema is not enforced"),
-    "context_management": recorded("a conversation is read as it is sent", {}),
+FIELDS: chat.Fields = {
+    "stop_sequences": (chat.STOPS_ALONE, []),
+    "mcp_servers": ("these servers would be called by the provider", []),
+    "container": ("its code would run at the provider",),
 }
 
 
@@ -76,13 +68,13 @@ def read(body: Mapping[str, Any]) -> chat.ChatRequest:
     asked = chat.convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
-    system = _text(asked.system)
+    system = chat.join_texts(asked.system)
     messages = [chat.ChatMessage("system", system)] if system else []
     for message in asked.messages:
         messages += _messages(message)
-    own = [tool for tool in asked.tools if tool.type in (None, "custom")]
+    own = [tool for tool in asked.tools if tool.type == "custom"]
     specs = [chat.spec_of(tool.name, tool.description, tool.input_schema) for tool in own]
-    others = [tool for tool in asked.tools if tool.type not in (None, "custom")]
+    others = [tool for tool in asked.tools if tool.type != "custom"]
     choice = asked.tool_choice
     kind = {"any": "required", "tool": "named"}.get(choice.type, choice.type)
     if choice.name in [tool.name for tool in others]:
@@ -91,9 +83,26 @@ def read(body: Mapping[str, Any]) -> chat.ChatRequest:
         messages=tuple(messages),
         **chat.choose_tools(specs, kind, choice.name),
         one_call=bool(choice.disable_parallel_tool_use),
-        unmet=unmet_by(body, FIELDS, [f"{tool.type} {tool.name}" for tool in others]),
+        unmet=chat.unmet_by(body, _Request.__struct_fields__, FIELDS, [f"{tool.type} {tool.name}" for tool in others]),
         **asked.common(),
     )
+
+
+def _messages(message: _Message) -> Iterator[chat.ChatMessage]:
+    blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
+    blocks = [block for block in blocks if block.type not in THOUGHTS]
+    if message.role == "assistant":
+        uses = [block for block in blocks if block.type == "tool_use"]
+        calls = [chat.Called(block.id, block.name, msgspec.json.encode(block.input).decode()) for block in uses]
+        text = chat.join_texts([block for block in blocks if block.type != "tool_use"])
+        yield chat.ChatMessage("assistant", text, tuple(calls))
+        return
+    for results, run in groupby(blocks, lambda block: block.type == "tool_result"):
+        if not results:
+            yield chat.ChatMessage(message.role, chat.join_texts(list(run)))
+            continue
+        for block in run:
+            yield chat.ChatMessage("tool", chat.join_texts(block.content), answers=block.tool_use_id)
 
 
 def write(reply: chat.ChatReply) -> dict[str, Any]:
@@ -127,33 +136,6 @@ def error(status: int, message: str) -> dict[str, Any]:
 
 
 ANTHROPIC = chat.Dialect("anthropic", FIELDS, read, write, events, error)
-
-
-def _messages(message: _Message) -> Iterator[chat.ChatMessage]:
-    blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
-    blocks = [block for block in blocks if block.type not in THOUGHTS]
-    if message.role == "assistant":
-        uses = [block for block in blocks if block.type == "tool_use"]
-        calls = [chat.Called(block.id, block.name, msgspec.json.encode(block.input).decode()) for block in uses]
-        yield chat.ChatMessage(
-            "assistant", _text([block for block in blocks if block.type != "tool_use"]), tuple(calls)
-        )
-        return
-    for results, run in groupby(blocks, lambda block: block.type == "tool_result"):
-        if results:
-            yield from (
-                chat.ChatMessage("tool", _text(block.content or ""), answers=block.tool_use_id) for block in run
-            )
-        else:
-            yield chat.ChatMessage(message.role, _text(list(run)))
-
-
-def _text(content: str | Sequence[_Block]) -> str:
-    if isinstance(content, str):
-        return content
-    if other := next((block.type for block in content if block.type != "text"), None):
-        raise Refused(400, f"a block of type {other!r} cannot be read: this model takes text only")
-    return "\n".join(block.text for block in content)
 
 
 def _blocks(reply: chat.ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from threading import Lock
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -20,23 +20,23 @@ from harness1.models.chat_format import ChatFormat, Ids
 from harness1.models.formats import CHANNEL, MESSAGE, RETURN
 from harness1.plain import digest, json_safe, text_digest
 from harness1.records import ModelCall, Record, ToolCall
-from harness1.serve.fields import Fields
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
 
-Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
-TopK = Annotated[int, Meta(ge=-1)]  # 0 and -1: no bound
 Tokens = Annotated[int, Meta(ge=1, le=1 << 31)]
-Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Body = TypeVar("Body")
 
 VERBATIM = ("input", "parameters", "input_schema")
 """Keys whose content is kept with its nulls: the arguments of a call, and schemas."""
+TEXTS = ("text", "input_text", "output_text", "refusal")
 
 MOST_PARTS = 1 << 17
 """Parts of a body, of which a message has seven and a call of a tool twelve: they are read in half a second at most."""
 _PARTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"?|[,\[{]', re.DOTALL)
+MOST, LONGEST = 50, 1000  # parameters of a call that are recorded, and bytes of each: of a longer one the beginning
+TOO_LONG = "prompt is too long"
+"""The words by which agents know that they must shorten a conversation, as Anthropic says them."""
+STOPS_ALONE = "an output ends with the model's own stop token"
 
 
 class Called(Record):
@@ -66,11 +66,11 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of all providers; None: as the proxy is configured."""
 
     model: str = ""
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None  # 0 and -1: no bound
     max_tokens: Tokens | None = None
-    seed: Seed | None = None  # not part of Anthropic's API: its clients send it as `extra_body`
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None  # clients of some APIs send it as `extra_body`
     stream: bool = False
 
     def common(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
-    """A request from a client of either provider."""
+    """A request from a client of any provider."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
@@ -89,7 +89,6 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     unmet: dict[str, Any] = {}
     """What the client asks for that nobody here does, by name."""
     stream_usage: bool = False  # report usage at the end of a stream. Anthropic's streams always do.
-    token_ids: bool = False
 
     def characters(self) -> int:
         """Return the length of the messages and the tools together."""
@@ -98,16 +97,8 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
         return sum(map(len, texts)) + len(msgspec.json.encode(self.tools))
 
 
-class Spelled(Record):
-    """The tokens of a prompt and its output; log probabilities may be unknown."""
-
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    output_logprobs: tuple[float, ...] | None
-
-
 class ChatReply(Record, kw_only=True):
-    """The answer of a model; `reasoning` is set if a server returns it apart, `tokens` if the client asked for them."""
+    """The answer of a model; `reasoning` is set if a server returns it apart."""
 
     call_id: str
     model: str = ""  # the name that the client gave
@@ -118,7 +109,23 @@ class ChatReply(Record, kw_only=True):
     finish: Literal["stop", "length", "tool_calls"] = "stop"
     prompt_tokens: int = 0
     output_tokens: int = 0
-    tokens: Spelled | None = None
+
+
+class Part(msgspec.Struct):
+    """A part of the content of a message: a text, or what no text model reads."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+def join_texts(content: str | Sequence[Part] | None) -> str:
+    """Return the text of a message's content; raise Refused if a part is none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if other := next((part.type for part in content if part.type not in TEXTS), None):
+        raise Refused(400, f"a part of type {other!r} cannot be read: this model takes text only")
+    return "\n".join(part.text or part.refusal or "" for part in content)
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -141,6 +148,43 @@ def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
         raise Refused(400, str(error)) from error
 
 
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        known = {name: each for name, each in value.items() if each is not None}
+        return {name: each if name in VERBATIM else _without_nulls(each) for name, each in known.items()}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+Fields = Mapping[str, tuple[Any, ...]]
+"""The parameters of a provider that are refused: by name the reason, and the values with which they ask for nothing."""
+
+
+def refuse_fields(body: Mapping[str, Any], fields: Fields) -> None:
+    """Raise Refused if a parameter asks for what is refused."""
+    if asked := [f"{name}: {fields[name][0]}" for name in changing(body, fields)]:
+        raise Refused(400, f"{'; '.join(asked)}: leave it out")
+
+
+def changing(body: Mapping[str, Any], fields: Fields) -> list[str]:
+    """Return the names of the parameters that ask for something."""
+    return [name for name, (_, *neutral) in fields.items() if name in body and body[name] not in neutral]
+
+
+def unmet_by(
+    body: Mapping[str, Any], honoured: Collection[str], fields: Fields, tools: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a body asks for that nobody here does, by name, for the record; `tools` are not offered."""
+    done = {*honoured, *fields} - {*changing(body, fields)}
+    asked = (each for each in body.items() if each[0] not in done and each[1] not in ("", [], {}))
+    found = {name[:LONGEST]: _shorten(value) for name, value in islice(asked, MOST)}
+    return found | ({"tools": _shorten(tools)} if tools else {})
+
+
+def _shorten(value: Any) -> Any:
+    text = msgspec.json.encode(value)
+    return value if len(text) <= LONGEST else f"{text[:LONGEST].decode(errors='replace')}..."
+
+
 def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
     """Return a declared tool; raise Refused if its parameters are not a JSON schema of an object."""
     schema = dict(parameters or {"type": "object", "properties": {}})
@@ -158,19 +202,11 @@ def choose_tools(specs: Sequence[ToolSpec], choice: str, name: str = "") -> dict
     return {"tools": tuple(specs) if choice != "none" else (), "must_call": choice in ("required", "named")}
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        known = {name: each for name, each in value.items() if each is not None}
-        return {name: each if name in VERBATIM else _without_nulls(each) for name, each in known.items()}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
 Event = tuple[str, dict[str, Any]]  # name (or "") and data of an event of a stream
 
 
 class Dialect(NamedTuple):
-    """The API of one provider: `read` raises Refused, and `events` returns a reply as a stream, which ends with
-    `last`."""
+    """The API of one provider: `read` raises Refused, and `events` returns a reply as a stream, ended by `last`."""
 
     name: str
     fields: Fields

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from harness1.serve import chat
-from harness1.serve.fields import AS_TRAINED, STOPS_ALONE, TOO_LONG, honoured, recorded, refused, unmet_by
 from harness1.serve.service import Refused
 
 
@@ -31,14 +30,9 @@ class ToolUse(msgspec.Struct):
         return chat.Called(self.id or instead, self.function.name, arguments or "{}")
 
 
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-
-
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | list[chat.Part] | None = None
     tool_calls: list[ToolUse] | None = None
     tool_call_id: str = ""
 
@@ -65,31 +59,27 @@ class _Request(chat.Parameters, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     max_completion_tokens: chat.Tokens | None = None
     stream_options: _StreamOptions = _StreamOptions()
-    return_token_ids: bool = False  # an extension of vLLM
 
 
-ONE_OUTPUT = {"n": refused("a call has one output", 1)}  # upstreams are never asked for more
+ONE_OUTPUT = {"n": ("a call has one output", 1)}  # upstreams are never asked for more
 _UNSEEN = "the record could not say which distribution the tokens are from"
-OTHER_CHOICE = recorded("all tools are offered")
-FIELDS = {
-    **honoured(*_Request.__struct_fields__),
+FIELDS: chat.Fields = {
     **ONE_OUTPUT,
-    "best_of": refused("a call has one output", 1),
-    "stop": refused(STOPS_ALONE, "", []),
-    **dict.fromkeys(("stop_token_ids", "bad_words"), refused(_UNSEEN, [])),
-    **dict.fromkeys(("logit_bias", "structured_outputs"), refused(_UNSEEN, {})),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), refused(_UNSEEN, 0)),
-    "repetition_penalty": refused(_UNSEEN, 1),
-    "ignore_eos": refused(_UNSEEN, False),
-    "response_format": refused(_UNSEEN, {"type": "text"}),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), refused(_UNSEEN)),
-    **dict.fromkeys(("regex", "ebnf", "allowed_token_ids"), refused(_UNSEEN)),
-    "functions": refused("declare them as tools", []),
-    "function_call": refused("send tool_choice"),
-    "modalities": refused("this model writes text only", ["text"]),
-    "audio": refused("this model writes text only"),
-    "web_search_options": refused("no web is searched here"),
-    **dict.fromkeys(("reasoning_effort", "verbosity"), recorded(AS_TRAINED)),
+    "best_of": ("a call has one output", 1),
+    "stop": (chat.STOPS_ALONE, "", []),
+    **dict.fromkeys(("stop_token_ids", "bad_words"), (_UNSEEN, [])),
+    **dict.fromkeys(("logit_bias", "structured_outputs"), (_UNSEEN, {})),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (_UNSEEN, 0)),
+    "repetition_penalty": (_UNSEEN, 1),
+    "ignore_eos": (_UNSEEN, False),
+    "response_format": (_UNSEEN, {"type": "text"}),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), (_UNSEEN,)),
+    **dict.fromkeys(("regex", "ebnf", "allowed_token_ids"), (_UNSEEN,)),
+    "functions": ("declare them as tools", []),
+    "function_call": ("send tool_choice",),
+    "modalities": ("this model writes text only", ["text"]),
+    "audio": ("this model writes text only",),
+    "web_search_options": ("no web is searched here",),
 }
 
 
@@ -101,7 +91,7 @@ def read(body: Mapping[str, Any]) -> chat.ChatRequest:
     messages = [
         chat.ChatMessage(
             role="system" if each.role == "developer" else each.role,
-            text=_text(each.content),
+            text=chat.join_texts(each.content),
             calls=tuple(call.to_call() for call in each.tool_calls or ()),
             answers=each.tool_call_id,
         )
@@ -113,12 +103,16 @@ def read(body: Mapping[str, Any]) -> chat.ChatRequest:
     return chat.ChatRequest(
         messages=tuple(messages),
         **chat.choose_tools(specs, choice, name),
-        unmet=unmet_by(body, FIELDS if choice else {**FIELDS, "tool_choice": OTHER_CHOICE}),
+        unmet=chat.unmet_by(body, honoured(_Request, choice), FIELDS),
         one_call=not asked.parallel_tool_calls,
         stream_usage=bool(asked.stream_options.include_usage),
-        token_ids=asked.return_token_ids,
         **asked.common() | {"max_tokens": asked.max_completion_tokens or asked.max_tokens},
     )
+
+
+def honoured(kind: type[chat.Parameters], choice: str) -> set[str]:
+    """Return the parameters that are done as asked, by a request's kind and its choice of tools."""
+    return {*kind.__struct_fields__} - ({"tool_choice"} if not choice else set())
 
 
 def choice_of(given: Any) -> tuple[str, str]:
@@ -144,28 +138,19 @@ def body_of(request: chat.ChatRequest) -> dict[str, Any]:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in request.tools]
         body["tool_choice"] = "required" if request.must_call else "auto"
         body["parallel_tool_calls"] = not request.one_call
-    for name in ("temperature", "top_p", "top_k", "max_tokens", "seed"):
-        if (value := getattr(request, name)) is not None:
-            body[name] = value
-    return body
+    asked = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")}
+    return body | {name: value for name, value in asked.items() if value is not None}
 
 
 def write(reply: chat.ChatReply) -> dict[str, Any]:
-    """Return a reply as one completion, with its tokens, if asked for, in the fields that vLLM uses."""
+    """Return a reply as one completion."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:
         message["tool_calls"] = [_call(call) for call in reply.calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
-    found = {**_head(reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
-    if reply.tokens is not None:
-        choice["token_ids"], found["prompt_token_ids"] = reply.tokens.output_ids, reply.tokens.prompt_ids
-        if reply.tokens.output_logprobs is not None:
-            named = zip(reply.tokens.output_ids, reply.tokens.output_logprobs, strict=True)
-            content = [{"token": f"token_id:{token}", "logprob": value, "top_logprobs": []} for token, value in named]
-            choice["logprobs"] = {"content": content}
-    return found
+    return {**_head(reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
 
 
 def events(reply: chat.ChatReply, usage: bool) -> list[chat.Event]:
@@ -184,19 +169,11 @@ def events(reply: chat.ChatReply, usage: bool) -> list[chat.Event]:
 def error(status: int, message: str) -> dict[str, Any]:
     """Return the body of a failed call."""
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    code = "context_length_exceeded" if TOO_LONG in message else None
+    code = "context_length_exceeded" if chat.TOO_LONG in message else None
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 OPENAI = chat.Dialect("openai", FIELDS, read, write, events, error, last="data: [DONE]\n\n")
-
-
-def _text(content: str | list[_Part] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if other := next((part.type for part in content if part.type != "text"), None):
-        raise Refused(400, f"a part of type {other!r} cannot be read: this model takes text only")
-    return "\n".join(part.text for part in content)
 
 
 def _call(call: chat.Called) -> dict[str, Any]:

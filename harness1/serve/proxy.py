@@ -22,9 +22,9 @@ from harness1.plain import text_digest, without_secrets
 from harness1.retrieval.sharing import Batcher
 from harness1.rows.calls import ABANDONED, RecordedCall
 from harness1.serve.anthropic_dialect import ANTHROPIC
-from harness1.serve.chat import ChatRequest, Dialect, Memory, Spelled, decode_body
+from harness1.serve.chat import ChatRequest, Dialect, Memory, decode_body
 from harness1.serve.openai_dialect import OPENAI
-from harness1.serve.responses_dialect import RESPONSES, Responses
+from harness1.serve.responses_dialect import RESPONSES
 from harness1.serve.service import Access, Bodies, Gate, Json, Refused, ServiceLimits, application
 from harness1.serve.upstreams import Upstream
 
@@ -98,7 +98,7 @@ class ProxyService:
         admit: Callable[[str | None], AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self.limits, self._admit = limits, admit
-        self._upstream, self._keep, self._memory, self._responses = upstream, keep, Memory(), Responses()
+        self._upstream, self._keep, self._memory = upstream, keep, Memory()
         self._gate, self._bodies = Gate(limits), Bodies(limits)
         self._tokenising: Batcher[Callable[[], Any], Any] = Batcher(lambda calls: [call() for call in calls], 0.0, 1)
         self._broken = ""
@@ -171,11 +171,7 @@ class ProxyService:
             return response
 
     async def _answer(self, dialect: Dialect, sent: bytes, record: dict[str, Any], *, named: bool) -> Response:
-        body = given = decode_body(sent)
-        if dialect is RESPONSES:
-            if not named and (owner := self._responses.owner(body)):
-                record["session_id"], named = owner, True
-            body = self._responses.expand(body, record["session_id"])
+        body = decode_body(sent)
         asked = dialect.read(body)
         record["model"] = asked.model
         if not named and (owner := self._memory.owner(asked.messages)):
@@ -185,8 +181,7 @@ class ProxyService:
         recall = partial(self._memory.recall, session)
         ready = await self._tokenise(partial(self._upstream.prepare, dialect, body, asked, recall), len(sent))
         record |= {"prompt_ids": ready.prompt_ids, "sampling": ready.sampling, "request": ready.body}
-        record["unmet"] = ready.unmet
-        record["t_start"] = time.time()
+        record |= {"unmet": ready.unmet, "t_start": time.time()}
         try:
             async with asyncio.timeout(self.limits.deadline_s):
                 answered = await self._upstream.answer(ready, record["call_id"])
@@ -201,13 +196,9 @@ class ProxyService:
         record["unmet"] = ready.unmet | answered.unmet
         record["request"] = ready.body if answered.untrainable else None
         record["reply"] = answered.message if answered.untrainable else None
-        spelled = Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs)
-        made = {"model": asked.model, "created": int(record["t_arrived"])}
-        reply = msgspec.structs.replace(answered.reply, **made, tokens=spelled if asked.token_ids else None)
+        reply = msgspec.structs.replace(answered.reply, model=asked.model, created=int(record["t_arrived"]))
         if ready.past is not None and answered.output_ids:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
-        if dialect is RESPONSES:
-            self._responses.keep(given, session, reply)
         if asked.stream:
             return Response(dialect.stream(reply, asked.stream_usage), headers=EVENTS)
         return Json(dialect.write(reply))

@@ -20,15 +20,17 @@ from harness1.models.spec import ModelSpec
 from harness1.records import Record, Sampling, ToolCall, json_safe_call
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN
 from harness1.serve.chat import (
+    TOO_LONG,
     Called,
     ChatReply,
     ChatRequest,
     Dialect,
     Recall,
+    changing,
     prompt_of,
+    refuse_fields,
     text_of_output,
 )
-from harness1.serve.fields import TOO_LONG, changing, recorded, refuse_fields
 from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, ToolUse, body_of
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
@@ -121,11 +123,7 @@ class TokenUpstream:
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
         actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
-        # An output is recalled by the ids of its calls, which are unique.
-        calls = tuple(
-            Called(f"call_{call_id}_{place}", action.name, json.dumps(action.arguments, ensure_ascii=False))
-            for place, action in enumerate(actions[:1] if asked.one_call else actions)
-        )
+        calls = _called(actions, asked, call_id)
         reply = ChatReply(
             call_id=call_id,
             text=parsed.reasoning if calls else text_of_output(self._chat, output.output_ids),
@@ -218,13 +216,11 @@ class ChatUpstream:
         refuse_fields(body, ONE_OUTPUT if dialect is OPENAI else dialect.fields)
         forwarded = dict(body) if dialect is OPENAI else body_of(request)
         forwarded.pop("stream_options", None)
-        settings = self._settings
-        own = {"temperature": settings.temperature}
-        defaults: dict[str, Any] = {} if request.max_tokens else {"max_tokens": self._reserve}
-        forced = {"stream": False, "logprobs": True, "return_token_ids": True}
-        made: dict[str, Any] = {**OPTIONAL, **own, **defaults, **forwarded, **forced}
-        if self._model:
-            made["model"] = self._model
+        own: dict[str, Any] = {"temperature": self._settings.temperature}
+        own |= {} if request.max_tokens else {"max_tokens": self._reserve}
+        forced: dict[str, Any] = {"stream": False, "logprobs": True, "return_token_ids": True}
+        forced |= {"model": self._model} if self._model else {}
+        made: dict[str, Any] = {**OPTIONAL, **own, **forwarded, **forced}
         sampling = Sampling(
             temperature=made["temperature"],
             top_p=made["top_p"],
@@ -233,7 +229,7 @@ class ChatUpstream:
             seed=request.seed,
         )
         untrainable = None  # or why a record would not determine the distribution of the log probabilities
-        if names := changing(made, {**OPENAI.fields, "tool_choice": recorded("", "auto", "none")}):
+        if names := changing(made, {**OPENAI.fields, "tool_choice": ("", "auto", "none")}):
             untrainable = f"{', '.join(names)}: the effect on the distribution is not recorded"
         elif (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
             untrainable = (
@@ -273,14 +269,13 @@ class ChatUpstream:
         prompt_ids, output_ids = tuple(completion.prompt_token_ids or ()), tuple(choice.token_ids or ())
         values = [each.logprob for each in (choice.logprobs.content if choice.logprobs else None) or ()]
         known = tuple(min(value, 0.0) for value in values if value is not None and LEAST < value <= ROUNDING)
-        logprobs = known if values and len(known) == len(values) else None
         missing = None
         if not prompt_ids or not output_ids:
             missing = "the server returns no token ids"
-        elif logprobs is None:
+        elif not values or len(known) < len(values):
             missing = "the server returns no log probabilities"
-        elif len(logprobs) != len(output_ids):
-            missing = f"the server returns {len(logprobs)} log probabilities for {len(output_ids)} tokens"
+        elif len(known) != len(output_ids):
+            missing = f"the server returns {len(known)} log probabilities for {len(output_ids)} tokens"
         refused = f"the server refuses {', '.join(left_out)}" if left_out else None
         reply = ChatReply(
             call_id=call_id,
@@ -295,7 +290,7 @@ class ChatUpstream:
             reply=reply,
             prompt_ids=prompt_ids,
             output_ids=() if missing else output_ids,
-            output_logprobs=None if missing else logprobs,
+            output_logprobs=None if missing else known,
             finish_reason=choice.finish_reason or "",
             actions=tuple(ToolCall(call.name, call.meaning()) for call in calls),
             untrainable="; ".join(filter(None, (asked.untrainable, refused, missing))) or None,
@@ -310,12 +305,16 @@ def _read(message: _Message, asked: Asked, call_id: str, cut: bool) -> tuple[str
     thought = next((each for each in thoughts if isinstance(each, str) and each), "")
     calls = tuple(call.to_call(f"call_{call_id}_{place}") for place, call in enumerate(message.tool_calls or ()))
     if not calls and asked.tools and (reading := read_message(text, thought, asked.tools, cut)).calls:
-        thought, text = thought or reading.thought, reading.words
-        calls = tuple(
-            Called(f"call_{call_id}_{place}", call.name, json.dumps(json_safe_call(call).arguments, ensure_ascii=False))
-            for place, call in enumerate(reading.calls[:1] if asked.one_call else reading.calls)
-        )
+        thought, text, calls = thought or reading.thought, reading.words, _called(reading.calls, asked, call_id)
     return thought, text, calls
+
+
+def _called(actions: Sequence[ToolCall], asked: Asked, call_id: str) -> tuple[Called, ...]:
+    """Return the calls of an output under ids that are unique: by them it is recalled."""
+    return tuple(
+        Called(f"call_{call_id}_{place}", call.name, json.dumps(json_safe_call(call).arguments, ensure_ascii=False))
+        for place, call in enumerate(actions[:1] if asked.one_call else actions)
+    )
 
 
 Upstream = TokenUpstream | ChatUpstream

@@ -57,23 +57,6 @@ def test_only_whole_examples_become_rows(tmp_path: Path) -> None:
     assert row.rollout_logprobs == (0.0, 0.0, 0.0, -0.5, -0.25)
 
 
-def test_a_torn_last_line_is_left_out_and_then_cut_off(tmp_path: Path) -> None:
-    with Recorder(tmp_path) as recorder:
-        recorder.append(made("a"))
-        recorder.append(made("b"))
-    whole = (tmp_path / CALLS).read_bytes()
-    first = whole.index(b"\n") + 1
-    for cut in range(first, len(whole), 29):
-        (tmp_path / CALLS).write_bytes(whole[:cut])
-        torn: list[int] = []
-        assert [call.call_id for call in read_records(tmp_path, torn.append)] == ["a"]
-        assert torn == ([cut - first] if cut > first else [])
-        with Recorder(tmp_path) as recorder:
-            assert recorder.torn == cut - first
-            recorder.append(made("c"))
-        assert list(read_records(tmp_path)) == [made("a"), made("c")]
-
-
 def test_damage_is_found_out(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         recorder.append(made("a"))

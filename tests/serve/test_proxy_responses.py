@@ -1,18 +1,14 @@
-"""OpenAI's Responses: items become messages and replies items, and a conversation goes on by the id of its response."""
+"""OpenAI's Responses: items become messages, and replies items and events that its client reads."""
 
-import json
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from harness1.rows.calls import RecordedCall
 from harness1.serve.chat import Called, ChatMessage, ChatReply, ChatRequest
-from harness1.serve.proxy import ProxyService
-from harness1.serve.responses_dialect import RESPONSES, Responses
+from harness1.serve.responses_dialect import RESPONSES
 from harness1.serve.service import Refused
 from tests.proxying import RESPONSES_PATH, Dice, ask, hermes, recorded, upstream_of
-from tests.support import search
 
 CALLS = (Called("call_7_0", "look", '{"at": "é"}'), Called("call_7_1", "stop", "{}"))
 REPLY = ChatReply(call_id="7", model="m", text="I look.", reasoning="Hm.", calls=CALLS, finish="tool_calls", created=5)
@@ -52,7 +48,7 @@ def test_parameters_are_honoured_recorded_or_refused() -> None:
     found = read(**asked, store=False, stream=True, max_output_tokens=7, temperature=0.5, prompt_cache_key="k")
     assert (found.max_tokens, found.temperature, found.stream) == (7, 0.5, True)
     assert found.unmet == {**asked, "prompt_cache_key": "k"}
-    assert read(text={"format": {"type": "text"}}, include=[], parallel_tool_calls=False).unmet == {}
+    assert read(reasoning={}, include=[], parallel_tool_calls=False).unmet == {}
     custom = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}
     tools = [TOOL, custom, {"type": "web_search"}]
     offered = read(tools=tools)
@@ -83,11 +79,6 @@ def test_a_reply_is_what_the_client_of_openai_reads_whole_and_in_a_stream() -> N
     events = [data for name, data in RESPONSES.events(REPLY, True) if name == data["type"]]
     known_events = [types[event["type"]].model_validate(event) for event in events]
     assert [event.sequence_number for event in known_events] == list(range(len(events)))
-    kinds = [event["type"].removeprefix("response.") for event in events]
-    text = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
-    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-    assert kinds[:2] == ["created", "in_progress"]
-    assert kinds[8:] == [*text, "output_item.done", *call, *call, "completed"]
     assert events[-1]["response"] == whole
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == whole["output"]
     joined = "".join(event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta")
@@ -99,68 +90,14 @@ def test_a_reply_is_what_the_client_of_openai_reads_whole_and_in_a_stream() -> N
     )
 
 
-Body = dict[str, Any]
-
-
-def talk(tmp_path: Path, *bodies: Body, sessions: str = "") -> tuple[list[RecordedCall], list[Body]]:
-    """Return the records and the answers; `LATEST` in an id stands for that of the latest response."""
-    model, answers = Dice(hermes(), (search("poet"),)), list[Body]()
-
-    async def scene(service: ProxyService) -> None:
-        for number, body in enumerate(bodies):
-            latest = answers[-1].get("id", "").removeprefix("resp_") if answers else ""
-            sent = json.dumps({"tools": [TOOL], **body}).replace("LATEST", latest).encode()
-            headers = {"x-session-id": sessions[number]} if sessions else {}
-            reply = await ask(service, sent, RESPONSES_PATH, headers)
-            answers.append(json.loads(reply.body))
-
-    return recorded(tmp_path, upstream_of(model, model.chat), scene), answers
-
-
-RESULT = {"type": "function_call_output", "call_id": "call_LATEST_0", "output": "Nothing."}
-FURTHER = {"previous_response_id": "resp_LATEST", "input": [RESULT]}
-
-
-def test_a_conversation_goes_on_from_a_response_with_its_very_tokens(tmp_path: Path) -> None:
-    calls, _ = talk(tmp_path, {"input": "Hi"}, FURTHER, FURTHER)
-    assert [call.status for call in calls] == [200] * 3
-    assert len({call.session_id for call in calls}) == 1, "a response tells its session"
-    for earlier, later in ((0, 1), (1, 2)):
-        so_far = calls[earlier].prompt_ids + calls[earlier].output_ids
-        assert calls[later].prompt_ids[: len(so_far)] == so_far
-    assert {call.dialect for call in calls} == {"responses"}
-
-
-def test_an_item_may_stand_for_one_that_was_answered(tmp_path: Path) -> None:
-    reference = {"type": "item_reference", "id": "fc_LATEST_0"}
-    calls, _ = talk(tmp_path, {"input": "Hi"}, {"input": [ASKED, reference, RESULT]}, sessions="aa")
-    so_far = calls[0].prompt_ids + calls[0].output_ids
-    assert calls[1].prompt_ids[: len(so_far)] == so_far
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "sessions"),
+    ("body", "says"),
     [
-        ({}, FURTHER, "ab"),
-        ({"store": False}, FURTHER, "aa"),
-        ({}, {"previous_response_id": "resp_other", "input": "Go on"}, "aa"),
-        ({}, {"input": [{"type": "item_reference", "id": "fc_LATEST_0"}]}, "ab"),
+        ({"previous_response_id": "resp_7", "input": "Go on"}, "previous_response_id: nothing is stored here"),
+        ({"input": [{"type": "item_reference", "id": "fc_7_0"}]}, "an item of type 'item_reference' cannot be read"),
     ],
 )
-def test_what_is_not_kept_or_of_another_session_cannot_be_continued(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], sessions: str
-) -> None:
-    calls, answers = talk(tmp_path, {"input": "Hi", **first}, second, sessions=sessions)
-    assert [call.status for call in calls] == [200, 400]
-    assert "this session has no such" in answers[1]["error"]["message"]
-
-
-def test_kept_responses_are_bounded() -> None:
-    kept = Responses(most=3)
-    for number in range(5):
-        kept.keep({"input": "Hi"}, "s", ChatReply(call_id=str(number)))
-    assert list(kept._kept) == ["resp_2", "resp_3", "resp_4"]
-    small = Responses(most_bytes=1000)
-    for number in range(50):
-        small.keep({"input": "x" * 200}, "s", ChatReply(call_id=str(number)))
-        assert small._bytes == sum(len(each.items) for each in small._kept.values()) <= 1000
+def test_what_a_client_believes_to_be_stored_is_refused(tmp_path: Path, body: dict[str, Any], says: str) -> None:
+    model = Dice(hermes())
+    (call,) = recorded(tmp_path, upstream_of(model, model.chat), lambda service: ask(service, body, RESPONSES_PATH))
+    assert (call.status, call.dialect, says in str(call.error)) == (400, "responses", True)

@@ -19,7 +19,6 @@ from harness1.rows.calls import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.chat import Called, ChatMessage, prompt_of, text_of_output
 from harness1.serve.openai_dialect import OPENAI
 from harness1.serve.proxy import COUNT, ProxyService
-from harness1.serve.service import ServiceLimits
 from harness1.tools.registry import Toolbox
 from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, recorded, upstream_of
 from tests.support import make_env, play, search
@@ -265,20 +264,6 @@ def test_schemas_that_a_format_cannot_write_are_refused(tmp_path: Path) -> None:
     body = {**WORDS, "tools": [{"type": "function", "function": odd}]}
     (call,) = recorded(tmp_path, upstream_of(model, model.chat), lambda service: ask(service, body))
     assert (call.status, "declared" in str(call.error)) == (400, True)
-
-
-def test_what_does_not_fit_the_line_is_refused_and_recorded(tmp_path: Path) -> None:
-    model, limits = Dice(hermes()), ServiceLimits(running=1, waiting=1, wait_s=0.05, deadline_s=5.0)
-    model.wait_s = 0.3
-
-    async def main() -> list[int]:
-        with Recorder(tmp_path) as recorder:
-            service = ProxyService(upstream_of(model, model.chat), recorder.append, limits)
-            replies = await asyncio.gather(*(ask(service, WORDS) for _ in range(4)))
-            return [reply.status for reply in replies]
-
-    assert sorted(asyncio.run(main())) == [200, 503, 503, 503]
-    assert sorted(call.status for call in read_records(tmp_path)) == [200, 503, 503, 503]
 
 
 def test_a_call_that_is_cancelled_or_breaks_is_recorded_all_the_same(tmp_path: Path) -> None:
