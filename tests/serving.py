@@ -113,9 +113,9 @@ def imitating(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Abstrac
 
 
 @contextmanager
-def process_serving(index: Path, port: int = 0, files: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process_serving(index: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process of `harness1 serve retrieve` and its URL, as `command_process`."""
-    with command_process("retrieve", "--index", str(index), "--port", str(port), files=files) as (process, line):
+    with command_process("retrieve", "--index", str(index), "--port", str(port)) as (process, line):
         found = re.search(r"http://\S+:\d+", line)
         assert found, line
         yield process, found[0]

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -74,15 +73,10 @@ def hearing() -> Callable[[], None] | None:
 
 
 @contextmanager
-def command_process(*words: str, files: int = 0, piped: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of the command that serves, and the first line that it prints; killed at the end if it still runs.
-
-    Args:
-        files: how many the process may open; 0: as many as this one.
-        piped: its input is a pipe, and its first line is not read.
-    """
+def command_process(*words: str, piped: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of the command that serves, and the first line that it prints, unless its input is a pipe (`piped`);
+    killed at the end if it still runs."""
     command = [sys.executable, "-m", "harness1", "serve", *words]
-    command = ["sh", "-c", f"ulimit -n {files} && exec {shlex.join(command)}"] if files else command
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr", *(["stdin"] if piped else [])), subprocess.PIPE)
     process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hearing())
     try:

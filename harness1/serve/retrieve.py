@@ -20,8 +20,6 @@ from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, S
 from harness1.serve import service
 
 TOPK = 3  # default number of passages for a query of Search-R1, as in its own server
-LARGE_BODY, LARGE_LIST = 64 << 10, 1000
-"""Bytes of a call, and hits it asks for, from which it is large: such calls have a line and an eighth of the places."""
 GRACE_S = 1.0  # extra time for an engine to report that it missed its deadline
 
 Call = TypeVar("Call")
@@ -41,9 +39,7 @@ class RetrievalService:
         self.limits = limits or service.ServiceLimits()
         self._retriever, self._ranking = retriever, config.env.retrieval
         self._deadline_s = config.machine.call_deadline_s
-        large = msgspec.structs.replace(self.limits, running=max(1, self.limits.running // 8))
-        self._gate, self._large_gate = service.Gate(self.limits), service.Gate(large)
-        self._bodies = service.Bodies(self.limits)
+        self._gate, self._bodies = service.Gate(self.limits), service.Bodies(self.limits)
         posts = {
             "/retrieve": self._turn(remote.RetrieveCall, self._retrieve),
             "/search": self._turn(remote.SearchCall, self._search),
@@ -60,7 +56,7 @@ class RetrievalService:
             arrived = time.monotonic()
             async with self._bodies.read(request) as body:
                 call = _decode(body, kind)
-                async with self._large_gate if len(body) > LARGE_BODY or _hits(call) > LARGE_LIST else self._gate:
+                async with self._gate:
                     return service.Json(await answer(call, time.monotonic() - arrived))
 
         return endpoint
@@ -149,18 +145,6 @@ class RetrievalService:
 def _bound(asked: int, most: int, what: str) -> None:
     if asked > most:
         raise service.Refused(400, f"{asked} {what} in one call; at most {most} are answered")
-
-
-def _hits(call: object) -> int:
-    match call:
-        case remote.RetrieveCall(queries=queries, topk=topk):
-            return len(queries) * (topk or TOPK)
-        case remote.SearchCall(requests=requests):
-            return sum(request.k for request in requests)
-        case remote.GetCall(chunk_ids=chunk_ids):
-            return len(chunk_ids)
-        case _:
-            return 0
 
 
 def _decode(body: bytes, kind: type[Call]) -> Call:

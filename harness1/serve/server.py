@@ -10,32 +10,26 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import msgspec
 import uvicorn
 import uvloop
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from harness1.errors import UsageError
-from harness1.retrieval.engines.remote import Failure
-from harness1.serve.service import RETRY_AFTER, ServiceLimits
+from harness1.serve.service import ServiceLimits
 
 HEAD_BYTES = 8190  # limit of the head of a request: the target, and names and values of headers
 IDLE_S = 30.0  # time limit for a client to send a whole head, or to begin to take its answer
 PACE = 64 << 10  # bytes of its answer that a client must take in each second after the first `IDLE_S`
 PRESSED_S = 5.0  # time after which a client that the server waits for is closed if others need its room
 CROWDED = 0.75  # share of open connections from which a connection is closed after its answer, to make room for others
-SMALL = 64 << 10  # bytes of an answer that need no room: every connection may hold as much
 OWN_FILES = 512  # file descriptors reserved for the index (up to 16 segments of 25 files) and Python
 SHUTDOWN_S = 5  # time limit of calls in flight when the server ends
-PAUSE_S, SWEEP_S = 0.01, 0.5
-"""Intervals between checks for room for a connection, and for clients that are to be cut off."""
+PAUSE_S, SWEEP_S = 0.01, 0.5  # between looks for room for a connection, and for clients that are to be cut off
 
 
 class SignalFree(uvicorn.Server):
@@ -55,7 +49,6 @@ class Server(SignalFree):
         self._listener, self.servers = listener, []
         self.most, self._answer_bytes = most_connections(limits), limits.answer_bytes
         self.open: set[Connection] = set()
-        self._taking: set[Connection] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
@@ -93,35 +86,27 @@ class Server(SignalFree):
                 await asyncio.sleep(PAUSE_S)
 
     async def _sweep(self) -> None:
+        """Cut off clients that had enough time, and, while too much is not taken yet, those that take longest."""
         while True:
             await asyncio.sleep(SWEEP_S)
             for connection in [each for each in self.open if each.is_overdue()]:
                 connection.transport.abort()
-
-    def admit(self, taker: Connection, size: int) -> bool:
-        """Count an answer until it is taken; return False if there is no room for it."""
-        self._taking = {each for each in self._taking if each.unsent}
-        for slowest in [*_slow(self._taking), None]:
-            if sum(each.answer for each in self._taking) + size <= self._answer_bytes:
-                break
-            if slowest is None:
-                return False
-            slowest.transport.abort()
-            self._taking.discard(slowest)
-        taker.answer = taker.unsent + size
-        self._taking.add(taker)
-        return True
+            held = sum(each.unsent for each in self.open)
+            for slowest in sorted((each for each in self.open if each.unsent), key=attrgetter("since")):
+                if held <= self._answer_bytes:
+                    break
+                held -= slowest.unsent
+                slowest.transport.abort()
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of uvicorn. `answer` is the size of its large answers, `since` when the server began to wait."""
+    """A connection of uvicorn; `since` is when the server began to wait for its client."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.config, server.server_state, {})
         self._app, self.app = self.app, self._run
         self._task: asyncio.Task[Any] | None = None
-        self._server, self._unparsed, self._first_unsent = server, 0, 0
-        self.answer, self.since = 0, self.loop.time()
+        self._server, self._unparsed, self._first_unsent, self.since = server, 0, 0, self.loop.time()
 
     @property
     def unsent(self) -> int:
@@ -155,7 +140,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unparsed += len(data)
         super().data_received(data)
-        if self._unparsed > HEAD_BYTES:
+        if self._unparsed > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
@@ -163,8 +148,6 @@ class Connection(HttpToolsProtocol):
         self._unparsed = len(self.url) + sum(len(b"".join(each)) for each in self.headers)
         if self._unparsed > HEAD_BYTES or self.transport.is_closing():
             raise ValueError("the request is refused")
-        # The parser keeps the space behind a value, which is no part of it (RFC 9110, section 5.5).
-        self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]
         super().on_headers_complete()
         self._unparsed, self.since = 0, self.loop.time()
         if len(self.connections) > self._server.most * CROWDED:
@@ -174,19 +157,11 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
         self._unparsed = 0
 
-    def send_400_response(self, msg: str) -> None:
-        """Send an error and close the connection."""
-        if not self.transport.is_closing():
-            body = msgspec.json.encode(Failure(msg))
-            head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            self.transport.write(STATUS_LINE[400] + head.encode() + body)
-            self.transport.close()
-
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request in a task that `connection_lost` cancels; uvicorn would let it run on."""
         self._task = asyncio.current_task()
         try:
-            await self._app(scope, receive, partial(self._send, send, []))
+            await self._app(scope, receive, send)
         except asyncio.CancelledError:
             # The client left or the server ends; uvicorn would log an error of the application.
             cycle: Any = getattr(receive, "__self__", self.cycle)  # of pipelined requests, `self.cycle` is the last
@@ -194,21 +169,6 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         finally:
             self._task, self.since = None, self.loop.time()
-
-    async def _send(self, send: Send, held: list[Message], message: Message) -> None:
-        """Send an answer if there is room for it, and else a refusal; its start is held until its size is known."""
-        if message["type"] == "http.response.start":
-            held.append(message)
-            return
-        body = message.get("body", b"")
-        if held and len(body) > SMALL and not self._server.admit(self, len(body)):
-            body = msgspec.json.encode(Failure("clients have not taken too many answers yet"))
-            headers = {"content-type": "application/json", "content-length": str(len(body)), **RETRY_AFTER}
-            held = [{**held.pop(), "status": 503, "headers": Headers(headers).raw}]
-            message = {**message, "body": body}
-        while held:
-            await send(held.pop())
-        await send(message)
 
 
 def _slow(connections: set[Connection]) -> list[Connection]:

@@ -32,6 +32,8 @@ SMALL = 64 << 10  # bytes of a body that need no room: every connection may send
 PRESSED_S = 2.0  # time after which a body that is still arriving is refused if others need its room, the slowest first
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Fail = Callable[[str, int, str], object]  # makes the body of an error from path, status and reason
+Admit = Callable[[Scope], None]  # raises Refused for what is not admitted
 
 
 class ServiceLimits(Record):
@@ -40,7 +42,7 @@ class ServiceLimits(Record):
     body_bytes: int = 4 << 20
     body_s: float = 10.0
     bodies_bytes: int = 128 << 20  # bytes of the bodies above 64 KiB that are arriving or not answered yet, together
-    answer_bytes: int = 256 << 20  # bytes of the answers above 64 KiB that clients have not taken yet, together
+    answer_bytes: int = 256 << 20  # bytes of the answers that clients have not taken yet, together
     query_characters: int = 32_768  # characters of a query or a pattern
     prompt_characters: int = 4 << 20  # characters of the messages and tools of one call to a model: a million tokens
     id_characters: int = 131_072  # characters of the id of a document or chunk
@@ -95,14 +97,15 @@ class Gate:
         self._places.release()
 
 
+def plain(path: str, status: int, reason: str) -> object:
+    """Return the body of an error as the `Retriever` protocol has it."""
+    return Failure(reason)
+
+
 def application(
-    posts: Mapping[str, Endpoint],
-    gets: Mapping[str, Endpoint],
-    failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
-    admit: Callable[[Scope], None] = lambda _: None,
+    posts: Mapping[str, Endpoint], gets: Mapping[str, Endpoint], failure: Fail = plain, admit: Admit = lambda _: None
 ) -> ASGIApp:
-    """Return an application with endpoints by path, and `/health`; `failure` makes the body of an error from path,
-    status and reason, and `admit` raises Refused for requests that are not admitted."""
+    """Return an application with endpoints by path, and `/health`, behind `guard`."""
 
     async def health(_: Request) -> Response:
         return Json({"status": "ok"})
@@ -123,12 +126,8 @@ def application(
     return guard(app, admit, failure)
 
 
-def guard(
-    app: ASGIApp,
-    admit: Callable[[Scope], None],
-    failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
-) -> ASGIApp:
-    """Return an application that refuses what `admit` refuses, by raising Refused; `failure` as in `application`."""
+def guard(app: ASGIApp, admit: Admit, failure: Fail = plain) -> ASGIApp:
+    """Return an application that refuses what `admit` refuses."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIApp = app

@@ -24,7 +24,6 @@ from tests.support import CORPUS, WordRetriever, run
 TOKEN = "a-token-of-sixteen-or-more"
 WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
 
-
 SEARCH = b'{"queries":["poet"],"topk":1}'
 
 
@@ -83,38 +82,23 @@ def test_a_page_at_an_address_of_its_own_may_not_call_a_server_of_a_network() ->
 def test_a_proxy_neither_records_a_token_nor_names_a_session_by_it(tmp_path: Path, carrier: str) -> None:
     model = Dice(hermes())
     sent = {carrier: f"Bearer {TOKEN}" if carrier == "authorization" else TOKEN}
+    other = {name: value.replace(TOKEN, "another-token-of-nobody") for name, value in sent.items()}
 
     async def scene() -> list[Reply]:
         with Recorder(tmp_path) as recorder:
             proxy = ProxyService(upstream_of(model, model.chat), recorder.append, LIMITS, access=Access(token=TOKEN))
             known = [await ask(proxy, WORDS, path, sent) for path in (OPENAI_PATH, ANTHROPIC_PATH)]
             known.append(await ask(proxy, WORDS, OPENAI_PATH, sent, {"session": "episode-1"}))
-            other = {name: value.replace(TOKEN, "another-token-of-nobody") for name, value in sent.items()}
-            return [*known, *[await ask(proxy, WORDS, path, other) for path in (OPENAI_PATH, ANTHROPIC_PATH)]]
+            foreign = [{**sent, "host": "evil.example"}, {**sent, "content-type": "x"}]
+            return [*known, *[await ask(proxy, WORDS, ANTHROPIC_PATH, each) for each in (other, *foreign)]]
 
     replies = run(scene())
-    assert [reply.status for reply in replies] == [200, 200, 200, 401, 401]
-    assert json.loads(replies[4].body)["error"]["type"] == "authentication_error"
+    assert [reply.status for reply in replies] == [200, 200, 200, 401, 421, 415]
+    assert json.loads(replies[3].body)["error"]["type"] == "authentication_error"
     sessions = [call.session_id for call in read_records(tmp_path)]
     assert sessions[2] == "episode-1"
-    assert len(set(sessions)) == 3
+    assert len(set(sessions[:3])) == 3
     assert all(TOKEN.encode() not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize(
-    "headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"content-type": "x"}]
-)
-def test_a_proxy_is_as_careful(tmp_path: Path, headers: dict[str, str]) -> None:
-    model = Dice(hermes())
-
-    async def scene() -> Reply:
-        with Recorder(tmp_path) as recorder:
-            return await ask(
-                ProxyService(upstream_of(model, model.chat), recorder.append, LIMITS), WORDS, headers=headers
-            )
-
-    assert run(scene()).status in (403, 415, 421)
-    assert not model.calls
 
 
 def test_a_remote_retriever_sends_the_token_of_a_file_and_never_shows_it(tmp_path: Path) -> None:
@@ -144,15 +128,12 @@ def test_a_file_without_a_token_is_an_error_that_does_not_repeat_it(tmp_path: Pa
     with pytest.raises(UsageError) as caught:
         read_token(str(tmp_path / "token"))
     assert "words" not in str(caught.value)
-    with pytest.raises(UsageError, match="No such file"):
-        read_token(str(tmp_path / "nothing"))
-
-
-def test_of_a_file_that_is_no_token_no_more_is_read_than_a_token_takes(tmp_path: Path) -> None:
-    with (tmp_path / "token").open("wb") as file:
+    with (tmp_path / "endless").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(UsageError, match="must hold one word"):
-        read_token(str(tmp_path / "token"))
+        read_token(str(tmp_path / "endless"))
+    with pytest.raises(UsageError, match="No such file"):
+        read_token(str(tmp_path / "nothing"))
 
 
 def test_a_server_beyond_this_machine_needs_a_token_or_a_clear_word(
@@ -168,12 +149,6 @@ def test_a_server_beyond_this_machine_needs_a_token_or_a_clear_word(
     assert not (tmp_path / "run").exists()
     code, _, told = command("serve", "retrieve", *nowhere, "--host", "0.0.0.0", "--no-token")
     assert (code, "nobody is asked" in told, "nothing" in told) == (2, True, True)
-
-
-@pytest.mark.parametrize("name", ["wiki.lan:8463", "http://wiki.lan"])
-def test_an_allowed_host_is_a_name_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = command_in_process(monkeypatch, capsys)
-    code, _, told = command("serve", "retrieve", "--index", str(tmp_path), "--port", "0", "--allow-host", name)
-    assert (code, "the name alone" in told) == (2, True)
+    for name in ("wiki.lan:8463", "http://wiki.lan"):
+        code, _, told = command("serve", "retrieve", *nowhere, "--allow-host", name)
+        assert (code, "the name alone" in told) == (2, True)

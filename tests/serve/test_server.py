@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -91,23 +90,17 @@ def test_what_nobody_foresaw_is_500_in_json_without_internals_and_a_traceback_in
     assert "an inner secret" in caplog.text
 
 
-def test_what_is_no_request_is_refused_in_json_too() -> None:
+def test_what_is_no_request_is_refused() -> None:
     with serving(WordRetriever(CORPUS)) as url:
-        for request in (b"garbage", b"GET /info HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 10_000):
-            found, kind, answer = raw(url, request + b"\r\n\r\n")
-            assert (found, kind, list(answer)) == (400, "application/json", ["error"])
-
-
-def test_space_around_the_value_of_a_header_is_no_part_of_it() -> None:
-    with serving(WordRetriever(CORPUS)) as url:
-        request = b"GET /info HTTP/1.1\r\nhost:  localhost \t \r\nconnection: close\r\n\r\n"
-        assert raw(url, request)[0] == 200
-
-
-def test_a_head_that_does_not_end_is_refused_while_it_comes() -> None:
-    with serving(WordRetriever(CORPUS)) as url:
-        for begun in (b"GET /", b"GET /info HTTP/1.1\r\nX: ", b"GET /info HTTP/1.1\r\nX: y\r\n" * 2):
-            assert raw(url, begun + b"a" * 10_000)[0] == 400
+        for request in (
+            b"garbage\r\n\r\n",
+            b"GET /",
+            b"GET /info HTTP/1.1\r\nX: ",
+            b"GET /info HTTP/1.1\r\nX: y\r\n" * 2,
+        ):
+            with connected(url) as client:
+                client.sendall(request + b"a" * 10_000)
+                assert client.recv(100).startswith(b"HTTP/1.1 400")
         assert fetch(url, "GET", "/health")[0] == 200
 
 
@@ -275,40 +268,3 @@ def test_the_command_ends_cleanly_on_a_signal(index: Path, end: signal.Signals, 
         assert process.returncode == code
         assert "Traceback" not in complaint
         idle.close()
-
-
-def open_files(process: subprocess.Popen[str]) -> int:
-    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
-
-
-@pytest.mark.service
-def test_more_clients_than_files_are_all_answered_within_the_bound_of_files(index: Path) -> None:
-    asked = posting("/retrieve", b'{"queries":["Who founded the company?"],"topk":3}', b"Connection: close\r\n")
-
-    async def one(url: str) -> int:
-        reader, writer = await asyncio.open_connection(HOST, int(url.rsplit(":", 1)[1]))
-        writer.write(asked)
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        assert len(json.loads(body)["result"][0]) == 3
-        return int(head.split()[1])
-
-    async def crowd(url: str) -> list[int]:
-        return await asyncio.gather(*(one(url) for _ in range(200)))
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            most.append(open_files(process))
-
-    with process_serving(index, files=OWN_FILES + 50) as (process, url):
-        before, most, done = open_files(process), [0], threading.Event()
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        assert set(run(crowd(url))) == {200}
-        done.set()
-        watcher.join()
-        assert before + 25 < max(most) <= before + 50 + 2
-        deadline = time.monotonic() + 10
-        while open_files(process) > before + 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert open_files(process) <= before + 2
