@@ -1,9 +1,6 @@
-"""What others add, by name: a plugin of an installed package, or something of one's own as `FILE.py:NAME`.
-
-A package lists what it adds in groups such as `harness1.tools` (`KINDS`). None of it is imported before it is asked for
-by name, so that an installed package changes nothing for those who do not name it. A file needs no package: its path
-and a name at its top level are enough, and the hash of the file enters every hash that the thing decides.
-"""
+"""What others add, by name: a plugin of an installed package, which lists it in a group such as `harness1.tools`
+(`KINDS`), or something of one's own at the top level of a file, as `FILE.py:NAME`, whose hash enters every hash that it
+decides. None of it is imported before it is asked for: it changes nothing for those who do not name it."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from itertools import chain
 from pathlib import Path
-from types import CodeType, MappingProxyType, ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import HarnessError, InstallationWarning, UsageError
@@ -30,25 +27,22 @@ from harness1.plain import file_digest, meant, printable
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
 
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "tools": "tool",
-        "rewards": "reward term",
-        "policies": "policy",
-        "retrievers": "retriever",
-        "formats": "chat format",
-        "engines": "training engine",
-        "readers": "reader of files",
-    }
-)
+KINDS: Mapping[str, str] = {
+    "tools": "tool",
+    "rewards": "reward term",
+    "policies": "policy",
+    "retrievers": "retriever",
+    "formats": "chat format",
+    "engines": "training engine",
+    "readers": "reader of files",
+}
 """The word for one plugin of each kind; `harness1.KIND` is its group."""
 _IN_FILE = re.compile(r"(?s)(?!silent:)(?P<place>.+\.py):(?P<name>[^\W\d]\w*)")
 _IN_SESSION = re.compile(r"(?P<place>__main__):(?P<name>[^\W\d]\w*)#(?P<code>[0-9a-f]{16})")
 """What was typed into a notebook has no file; its code is part of its name, so that a new version has a new name."""
 
 
-_OWN = "harness1_own_"
-"""How the modules begin that files of one's own are imported as."""
+_OWN = "harness1_own_"  # how the modules begin that files of one's own are imported as
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
@@ -56,29 +50,25 @@ def plugin_names(kind: str) -> tuple[str, ...]:
     return tuple(_entries(kind))
 
 
-def package_of(kind: str, name: str) -> str | None:
-    """Return the packages that add a name, each with its version, or the hash of its file; None if none does."""
-    if is_own(name):
-        return _package_of_own(name)
-    return " and ".join(map(_package, _entries(kind).get(name, ()))) or None
-
-
 def installed_plugins() -> dict[str, dict[str, str]]:
-    """Return the package of each plugin, by kind and name; kinds without plugins are left out."""
+    """Return the package of each plugin that is installed, by kind and name; kinds without plugins are left out."""
     return packages_of({kind: plugin_names(kind) for kind in KINDS})
 
 
 def packages_of(named: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
-    """Return the package of each plugin among some names, by kind and name; kinds without plugins are left out."""
-    found = {kind: {name: package_of(kind, name) or "" for name in names} for kind, names in named.items()}
-    kept = {kind: {name: package for name, package in each.items() if package} for kind, each in found.items()}
-    return {kind: each for kind, each in kept.items() if each}
+    """Return the package of each plugin among some names, by kind and name, with its version; of a file its hash."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, name in ((kind, name) for kind, names in named.items() for name in names):
+        entries = () if is_own(name) else _entries(kind).get(name, ())
+        if package := _package_of_own(name) if is_own(name) else " and ".join(map(_package, entries)):
+            found.setdefault(kind, {})[name] = package
+    return found
 
 
 def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
-    """Import what a package adds under a name, or what `FILE.py:NAME` names, and return it; None if there is nothing.
-    `built_in`: the names that are taken; a plugin of such a name is ignored, with a warning. Raises UsageError: several
-    packages add the name, or it cannot be imported or found in its file."""
+    """Import and return what a package adds under a name, or what `FILE.py:NAME` names; None if there is nothing. A
+    plugin whose name is `built_in` is ignored, with a warning. Raises UsageError: several packages add the name, or it
+    cannot be imported or found in its file."""
     entries = () if is_own(name) else _entries(kind).get(name, ())
     if entries and name in built_in:
         _warn(f"{_place(kind, entries[0])} is ignored: harness1 has one of that name")
@@ -93,8 +83,7 @@ def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
 
 
 def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
-    """Do as `find_plugin`, but refuse a name that no package adds, or that is built in. Raises UsageError: as
-    `find_plugin`, or there is no such plugin."""
+    """Do as `find_plugin`, but raise UsageError also for a name that no package adds, or that is built in."""
     names = plugin_names(kind)
     if name not in names and not is_own(name):
         which = f"; those installed are {', '.join(names)}" if names else ""
@@ -106,8 +95,7 @@ def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
 
 
 def open_added(kind: str, name: str, opener: Callable[..., Any], *given: Any) -> Any:
-    """Return what the opener of a plugin, or of one's own code, makes of what it is given; raise UsageError if it fails
-    or exits, but an error of this package as it is."""
+    """Return what the opener of a plugin makes of what it is given; a failure, but one of ours, is a UsageError."""
     try:
         return opener(*given)
     except BaseException as error:  # code of others may raise anything
@@ -239,8 +227,7 @@ def is_of_session(name: str) -> bool:
 
 
 def refuse_missing(named: Mapping[str, Mapping[str, str]], maker: str) -> None:
-    """Refuse to go on without plugins that something was made with. `named`: their packages, as `packages_of` returned
-    them. `maker`: what was made with them. Raises UsageError: one is not installed."""
+    """Raise UsageError if a plugin is not there that `maker` was made with; `named` is as `packages_of` returned it."""
     for kind, packages in named.items():
         for name, package in packages.items():
             if is_own(name):
@@ -272,8 +259,7 @@ def _of_file(path: Path) -> tuple[ModuleType, str]:
 
 @cache
 def _is_at(file: str, path: Path) -> bool:
-    """Return whether the file of a module is the one at a resolved path. It is asked of all modules at every
-    look-up, so paths are resolved once, and only where they can be the same."""
+    """Return whether the file of a module is the one at a resolved path, which is asked of all modules each time."""
     found = Path(file)
     return (found.name == path.name or found.is_symlink()) and found.resolve() == path
 
@@ -349,7 +335,8 @@ def _added() -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
                 ours = [each for each in package.entry_points if each.group.startswith("harness1.")]
                 named.setdefault(package.name, ours)
         except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
-            _warn(f"the plugins of {_metadata_of(package)} are ignored: {type(error).__name__}: {error}")
+            place = getattr(package, "_path", "a package")
+            _warn(f"the plugins of {place} are ignored: {type(error).__name__}: {error}")
     found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {}
     for each in sorted(chain(*named.values()), key=lambda entry: (entry.name, _package(entry))):
         names = found.setdefault(each.group, {})
@@ -365,10 +352,6 @@ def _normalised(package: Distribution) -> str:
     with suppress(ValueError, TypeError, AttributeError, KeyError, OSError):  # broken, or without a name
         # By the name of its folder, as importlib.metadata tells copies apart: no METADATA is parsed.
         return str(getattr(package, "_normalized_name", "") or package.name)
-    return _metadata_of(package)
-
-
-def _metadata_of(package: Distribution) -> str:
     return str(getattr(package, "_path", "a package"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,15 +36,13 @@ OVERLAP, BLOCK = 4096, 1 << 20
 """Bytes that are looked at twice where a file is read in blocks, so that no key is cut; and bytes of a block."""
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 """How files of gzip, zip, bzip2, xz and Zstandard begin."""
-HEADER = 1 << 27
-"""The most bytes of a header of weights that are looked at."""
+HEADER = 1 << 27  # the most bytes of a header of weights that are looked at
 LICENCES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")
 
 
 class Kind(NamedTuple):
-    """A kind of folder, the kind of repository that it becomes, and patterns of the files that are sent: of those that
-    we or the sender write, in which nothing may look like a key, and of those with words of others, which may speak of
-    keys and may hold none."""
+    """A kind of folder, the kind of repository that it becomes, and patterns of the files that are sent: of our `own`,
+    in which nothing may look like a key, and of those with words of `others`, who may speak of keys."""
 
     name: str
     repository: Literal["dataset", "model"]
@@ -54,24 +52,17 @@ class Kind(NamedTuple):
 
 _SAID = (METRICS, RESOURCES, CONFIG, PROVENANCE)
 _PLAYED = tuple(name for name in DERIVED if name not in _SAID)
-RUN = Kind(
-    "run",
-    "dataset",
-    (STAGE, README, *LICENCES, *_SAID),
-    (EPISODES, TOKENS, *_PLAYED, *(f"{folder}/run_*.json" for folder in SUBMISSIONS)),
-)
-ROWS = Kind("dataset of rows", "dataset", (STAGE, README, *LICENCES, CARD), (TRAIN, HELD_OUT))
-DATASET = Kind(
-    "dataset",
-    "dataset",
-    (STAGE, README, *LICENCES),
-    (*(f"{name}{end}" for name in (CORPUS, QUERIES) for end in ("", ".gz")), f"{QRELS}/*.tsv", f"{QRELS}/*.tsv.gz"),
-)
+_OWN = (STAGE, README, *LICENCES)
+_RECORDS = (EPISODES, TOKENS, *_PLAYED, *(f"{folder}/run_*.json" for folder in SUBMISSIONS))
+RUN = Kind("run", "dataset", (*_OWN, *_SAID), _RECORDS)
+ROWS = Kind("dataset of rows", "dataset", (*_OWN, CARD), (TRAIN, HELD_OUT))
+_TEXTS = (*(f"{name}{end}" for name in (CORPUS, QUERIES) for end in ("", ".gz")), f"{QRELS}/*.tsv", f"{QRELS}/*.tsv.gz")
+DATASET = Kind("dataset", "dataset", _OWN, _TEXTS)
 POLICY = Kind(
     "policy",
     "model",
     (
-        *(STAGE, README, *LICENCES, CHECKPOINT, ADAPTER_CONFIG, CONFIG, LOG, f"data_{CARD}", f"data_{README}"),
+        *(*_OWN, CHECKPOINT, ADAPTER_CONFIG, CONFIG, LOG, f"data_{CARD}", f"data_{README}"),
         *("config.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json"),
     ),
     (
@@ -89,13 +80,6 @@ class Parcel(NamedTuple):
     kind: Kind
     files: tuple[str, ...]
     left: tuple[str, ...]
-
-
-class Sent(NamedTuple):
-    """Where a parcel went."""
-
-    url: str
-    commit: str
 
 
 def pack(folder: Path, *, own_questions: bool = False, watch: Progress = lambda *_: None) -> Parcel:
@@ -121,18 +105,25 @@ def pack(folder: Path, *, own_questions: bool = False, watch: Progress = lambda 
     return Parcel(folder, kind, files, tuple(map(utf8_safe, left)))
 
 
-def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None = None) -> Sent:
-    """Make the repository OWNER/NAME if there is none, and upload the files as one change; unless `public`, one that is
-    public is refused. `endpoint` is the hub's address, None that of its client, as is the token. Raises MissingExtra:
-    huggingface_hub is not installed; UsageError: the hub refuses, the repository is public, or a file holds the token;
-    InfrastructureFault: the hub cannot be reached."""
+def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None = None) -> dict[str, str]:
+    """Make the repository OWNER/NAME if there is none, upload the files as one change, and return its `url` and
+    `commit`; unless `public`, one that is public is refused. `endpoint` is the hub's address, None that of its client,
+    as is the token. Raises MissingExtra: huggingface_hub is not installed; UsageError: the hub refuses, the repository
+    is public, or a file holds the token; InfrastructureFault: the hub cannot be reached."""
     with optional("hub", "huggingface-hub"):
+        import httpx
         from huggingface_hub import HfApi, get_token
+        from huggingface_hub.errors import HfHubHTTPError
     api, kind, token = HfApi(endpoint=endpoint), parcel.kind.repository, get_token() or ""
     for name in parcel.files:
         if token and _holds(parcel.folder / name, token.encode()):
             raise UsageError(f"{parcel.folder / name} holds the hub's token: take it out first")
-    with _explain_refusals(to, token):
+
+    def said(error: Exception) -> str:
+        text = " ".join(str(error).split())
+        return without_secrets(text.replace(token, HIDDEN) if token else text)
+
+    try:
         url = str(api.create_repo(to, repo_type=kind, private=not public, exist_ok=True))
         if not public and not api.repo_info(to, repo_type=kind).private:
             raise UsageError(f"{to} is public on the hub: give --public, or choose another --to")
@@ -143,7 +134,14 @@ def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None 
             commit_message=f"Upload a {parcel.kind.name} of harness1",
             allow_patterns=[glob.escape(name) for name in parcel.files],
         )
-        return Sent(url, str(done.oid))
+    except HfHubHTTPError as error:
+        fault: Any = InfrastructureFault if error.response.status_code >= 500 else UsageError
+        raise fault(f"the hub does not take {to}: {said(error)}") from error
+    except (httpx.HTTPError, ConnectionError) as error:
+        raise InfrastructureFault(f"the hub cannot be reached: {said(error)}") from error
+    except ValueError as error:  # the name of the repository, or the front matter of README.md
+        raise UsageError(f"the hub's client does not take {to}: {said(error)}") from error
+    return {"url": url, "commit": str(done.oid)}
 
 
 def _kind_of(folder: Path, stage: Stage | None) -> Kind:
@@ -164,8 +162,9 @@ def _kind_of(folder: Path, stage: Stage | None) -> Kind:
 
 
 def _is_sent(folder: Path, name: str, patterns: Sequence[str]) -> bool:
-    unfit = any(part.startswith(".") for part in Path(name).parts) or name != utf8_safe(name)
-    return not unfit and (folder / name).resolve().is_relative_to(folder.resolve()) and _matches(name, patterns)
+    if any(part.startswith(".") for part in Path(name).parts) or name != utf8_safe(name):
+        return False
+    return (folder / name).resolve().is_relative_to(folder.resolve()) and _matches(name, patterns)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -227,27 +226,6 @@ def _texts(path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 def _holds(path: Path, word: bytes) -> bool:
     return word in path.name.encode() or any(word in unescaped(before + block) for before, block in _texts(path))
-
-
-@contextmanager
-def _explain_refusals(to: str, token: str) -> Iterator[None]:
-    """Say in one line what the hub's client raises."""
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError
-
-    def line(error: Exception) -> str:
-        text = " ".join(str(error).split())
-        return without_secrets(text.replace(token, HIDDEN) if token else text)
-
-    try:
-        yield
-    except HfHubHTTPError as error:
-        kind: Any = InfrastructureFault if error.response.status_code >= 500 else UsageError
-        raise kind(f"the hub does not take {to}: {line(error)}") from error
-    except (httpx.HTTPError, ConnectionError) as error:
-        raise InfrastructureFault(f"the hub cannot be reached: {line(error)}") from error
-    except ValueError as error:  # the name of the repository, or the front matter of README.md
-        raise UsageError(f"the hub's client does not take {to}: {line(error)}") from error
 
 
 SECRET = tuple(name for name, each in BENCHMARKS.items() if each.secret_answers)

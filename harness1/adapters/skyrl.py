@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -33,37 +33,20 @@ from harness1.rl.train import TrainingInputs, open_tasks
 from harness1.rows.calls import calls_for_rows, calls_to_train
 from harness1.training.trainer import BETAS, CLIP, DECAY
 
-INSTALL = 'SkyRL is not installed: pip install "skyrl[fsdp]==0.4.0", with Python 3.12 or later'
-TASK = "task"
-"""The key of `env_extras` under which SkyRL hands the position of a task back."""
-EVALUATION = "eval"
-FAULT = "error"
-"""The `stop_reason` of a placeholder."""
-PLAIN = (1.0, 1.0, 0, None)
-"""Temperature, top_p, top_k and grammar with which recorded probabilities are the model's own."""
-
-
-class InferenceClient(Protocol):
-    """What is used of SkyRL's `RemoteInferenceClient`; the version counts the weights that were loaded."""
-
-    @property
-    def weight_version(self) -> int: ...
-
-    async def generate(self, input_batch: Any, model: str | None = None) -> Mapping[str, Any]: ...
-
-    async def finish_session(self, session_id: str) -> None: ...
+TASK = "task"  # the key of `env_extras` under which SkyRL hands the position of a task back
 
 
 class SkyRLBackend:
-    """A `Backend` over SkyRL's client for one trajectory, `session`; `model` is the name of an adapter, or None."""
+    """A `Backend` over SkyRL's `RemoteInferenceClient`, which counts the weights that were loaded, for one trajectory,
+    `session`; `model` is the name of an adapter, or None."""
 
-    def __init__(self, client: InferenceClient, name: str, model: str | None = None, session: str = "") -> None:
+    def __init__(self, client: Any, name: str, model: str | None = None, session: str = "") -> None:
         self._client, self._model, self._session = client, model, session
         self.hash = digest(["skyrl", name])
 
     @property
     def version(self) -> int:
-        return self._client.weight_version
+        return int(self._client.weight_version)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> SampledOutput:
         """Do as `Backend.generate`; the version at the end differs if weights were loaded meanwhile. Raise UsageError
@@ -132,8 +115,9 @@ def is_fit(episode: Episode, *, validates: bool) -> bool:
     calls = list(calls_to_train(episode))
     if episode.status is Status.INFRA_ERROR or episode.reward is None or not calls:
         return False
-    drawn = [call.sampling for call in calls]
-    plain = all((each.temperature, each.top_p, each.top_k, each.grammar) == PLAIN for each in drawn)
+    # With these, recorded probabilities are the model's own.
+    drawn = [(each.temperature, each.top_p, each.top_k, each.grammar) for each in (call.sampling for call in calls)]
+    plain = all(each == (1.0, 1.0, 0, None) for each in drawn)
     recorded = episode.untrainable is None and all(call.output_logprobs for call in calls)
     return validates or (recorded and plain)
 
@@ -156,7 +140,7 @@ def generator_output(episodes: Sequence[Episode], *, validates: bool = False) ->
             steps += [step for episode in group for step in _steps(episode)]
             sound += group
         else:
-            steps += [([0], [0], [0.0], [0], FAULT, [0.0], trajectory_of(each), True) for each in group]
+            steps += [([0], [0], [0.0], [0], "error", [0.0], trajectory_of(each), True) for each in group]
             faulty += 1
     metrics = {"harness1/episodes": float(len(sound)), "harness1/faulty_instances": float(faulty)}
     if sound:
@@ -197,7 +181,7 @@ class HarnessGenerator:
         tasks: Sequence[PlacedTask],
         setups: Sequence[EpisodeSetup],
         chat: ChatFormat,
-        client: InferenceClient,
+        client: Any,
         name: str,
         model: str | None = None,
     ) -> None:
@@ -213,7 +197,7 @@ class HarnessGenerator:
         if not names or not extras or not all(TASK in each for each in extras):
             raise UsageError("SkyRL gave no trajectory_ids, or env_extras without a task: use TaskDataset")
         asked, told = input_batch.get("sampling_params") or {}, input_batch.get("batch_metadata")
-        validates = told is not None and told.training_phase == EVALUATION
+        validates = told is not None and told.training_phase == "eval"
         settings = self._sampling(asked, validates)
         step = 0 if told is None else told.global_step
         try:
@@ -228,14 +212,9 @@ class HarnessGenerator:
         output = generator_output(episodes, validates=validates)
         theirs = {TrajectoryId(str(each.instance_id), int(each.repetition_id)): each for each in names}
         spent = {trajectory_of(each): each.stage_ms for each in episodes}
-        rows = [spent[each] for each in output["trajectory_ids"]]
         return output | {
             "trajectory_ids": [theirs[each] for each in output["trajectory_ids"]],
-            "trajectory_generation_times": [sum(each.values()) / 1000 for each in rows],
-            "trajectory_time_splits": {
-                name: [each.get(stage, 0.0) / 1000 for each in rows]
-                for name, stage in (("llm", "policy"), ("env", "environment"))
-            },
+            "trajectory_generation_times": [sum(spent[each].values()) / 1000 for each in output["trajectory_ids"]],
         }
 
     def _sampling(self, asked: Mapping[str, Any], validates: bool) -> ChatPolicy:
@@ -335,7 +314,8 @@ def experiment(config: Config, inputs: TrainingInputs) -> type:
         from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
         from skyrl.train.entrypoints.main_base import BasePPOExp
     except ModuleNotFoundError as error:
-        raise UsageError(f"{INSTALL} ({error})") from error
+        install = 'pip install "skyrl[fsdp]==0.4.0", with Python 3.12 or later'
+        raise UsageError(f"SkyRL is not installed: {install} ({error})") from error
     base: Any = BasePPOExp
 
     class Experiment(base):  # type: ignore[misc]

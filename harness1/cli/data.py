@@ -285,7 +285,7 @@ def push(
     found: dict[str, Any] = {"to": to, "kind": parcel.kind.repository, "public": public, "files": files}
     found["left"] = parcel.left
     if not dry_run:
-        found |= send(parcel, to, public=public, endpoint=endpoint)._asdict()
+        found |= send(parcel, to, public=public, endpoint=endpoint)
     if as_json:
         return print_json(found)
     for name, size in files.items() if dry_run else ():
