@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,17 +25,19 @@ from harness1.errors import ConfigError, InstallationWarning, MissingExtra, Usag
 from harness1.models.formats import FORMATS, open_format
 from harness1.plugins import find_plugin, installed_plugins, load_plugin, plugin_names
 from harness1.policy.registry import check_policy, open_policy, policy_names
-from harness1.records import Note
+from harness1.records import Note, RewardTerm
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.reward import available_tools, composite
 from harness1.reward.measures import Outcome
 from harness1.runs.folder import run_config, run_stage
+from harness1.runs.journal import read_episodes
 from harness1.tools.registry import NAMES, Toolbox
 from tests.cli.commands import command_in_process
 from tests.support import call, ended_episode, make_env, play, search
 from tests.vocabularies import tokenizer
 
 Install = Callable[..., None]
+EXAMPLE = Path("examples/plugin").resolve()
 
 TOOL = """
 from harness1.config import Env
@@ -250,14 +254,13 @@ def test_a_plugin_that_cannot_open_is_one_line(install: Install, tmp_path: Path,
             opens()
 
 
-@pytest.mark.parametrize("kind", ["policies", "retrievers", "engines", "formats", "readers", "tools", "rewards"])
-def test_a_plugin_that_is_none_is_one_line(install: Install, tmp_path: Path, kind: str) -> None:
-    install("loud-pack", {kind: {"none": "loud:nothing"}}, "loud", "nothing = None")
+def test_a_plugin_that_is_none_is_one_line(install: Install, tmp_path: Path) -> None:
+    install("loud-pack", {"readers": {"none": "loud:nothing"}}, "loud", "nothing = None")
     (own := tmp_path / "mine.py").write_text("nothing = None")
     with pytest.raises(UsageError, match=r"'none' of loud-pack 1\.0 \(loud:nothing\) is None"):
-        find_plugin(kind, "none")
+        find_plugin("readers", "none")
     with pytest.raises(UsageError, match=r"mine\.py:nothing is None"):
-        find_plugin(kind, f"{own}:nothing")
+        find_plugin("readers", f"{own}:nothing")
 
 
 BROKEN_METADATA: dict[str, bytes] = {
@@ -367,6 +370,26 @@ def test_a_run_says_which_package_it_needs(install: Install, tmp_path: Path, mon
     plugins._added.cache_clear()
     with pytest.raises(UsageError, match=r"needs the tool 'shout' of loud-pack 1\.0, which is not installed here"):
         run_config(tmp_path)
+
+
+def test_the_example_plays_and_replays_with_its_tool_its_term_and_its_policy(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    install(project["name"], {name.removeprefix("harness1."): each for name, each in project["entry-points"].items()})
+    command = command_in_process(monkeypatch, capsys)
+    asked = ("--policy", "shortest:4", "--set", 'env.plugins=["count_words"]', "--set", "reward.weights.brevity=0.2")
+    played = command("eval", "world:60", "--limit", "2", "--set", "machine.workers=1", *asked, "--out", "run")
+    assert played.code == 0, played.err
+    for episode in read_episodes(Path("run")):
+        assert [turn.action.name for turn in episode.turns][1] == "count_words"
+        (said,) = [note for note in episode.turns[1].observation.notes if note.code == "said"]
+        assert len(re.findall(r"D\d+ \d+", said.data["text"])) > len(episode.curated) == 4
+        assert episode.reward.terms["brevity"] == RewardTerm(1 - 4 / 30, 0.2)
+    assert command("replay", "run").code == 0
+    assert "# installed tool: count_words, of harness1-example 1.0" in command("config", "show").out
 
 
 def test_the_names_of_the_built_in_formats_are_those_of_the_registry() -> None:

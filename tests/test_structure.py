@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layers import imports
+from tests.test_layers import name_of as module_of
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "harness1").rglob("*.py"))
 SOURCES = PACKAGE + sorted((ROOT / "benchmarks").rglob("*.py"))
-FILE_LINES, FUNCTION_LINES, DEPENDENCIES = 500, 60, 12
+FILE_LINES, FUNCTION_LINES, LEAST_LINES, DEPENDENCIES = 500, 60, 40, 12
+SMALL = {
+    "harness1/__main__.py": "`python -m harness1`",
+    "harness1/recipe/__init__.py": "begins processes of `serve model` and of recipes, before the rest is imported",
+}
+"""Modules of few lines that one other module imports, or none, and why they stand alone."""
 HEAVY = (
     *("torch", "transformers", "vllm", "openai", "httpx", "httpx2", "aiohttp", "requests", "tiktoken"),
     *("tokenizers", "datasketch", "typer"),
@@ -68,6 +76,20 @@ def test_files_and_functions_are_short(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, Function):
             assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, node.name
+
+
+def test_no_small_module_has_a_single_importer() -> None:
+    """What one other module alone imports is written there; the markers of packages, which are one line, may stay."""
+    importers: dict[tuple[str, ...], set[Path]] = {}
+    for path in PACKAGE:
+        for module in imports(path):
+            importers.setdefault(module, set()).add(path)
+    small = {
+        name_of(path)
+        for path in PACKAGE
+        if 1 < len(path.read_text().splitlines()) < LEAST_LINES and len(importers.get(module_of(path), ())) < 2
+    }
+    assert small == SMALL.keys()
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=name_of)

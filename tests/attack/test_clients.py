@@ -25,11 +25,10 @@ from harness1.records import ChunkId, DocId
 from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever, ask_about
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.serve.retrieve import RetrievalService
-from harness1.serve.service import ServiceLimits
 from tests.attack.attack import Attack
 from tests.serve.test_server import posting
 from tests.serving import HOST, asking, serving
-from tests.support import CORPUS, WordRetriever, chunk, run
+from tests.support import CORPUS, WordRetriever, run
 
 SEARCH = b'{"queries":["poet"],"topk":1}'
 CALLS: dict[str, Any] = {
@@ -119,39 +118,6 @@ def test_no_json_breaks_the_server(attack: Attack) -> None:
     calls = st.one_of(*(st.tuples(st.just(path), altered(call)) for path, call in CALLS.items()))
     attack.try_all(calls, survives, 4_000)
     attack.report("JSON sent to the server", calls=attack.times(4_000))
-
-
-def hostile_bytes(draw: random.Random, large: bytes) -> bytes:
-    bomb = posting("/retrieve", gzip.compress(b" " * 20_000_000, 1), b"Content-Encoding: gzip\r\n")
-    half = posting("/retrieve", b"x" * 200_000)
-    return draw.choice(
-        [b"", half[:20], half[:300], half[:150_000], large, large * 3, posting("/retrieve", SEARCH) * 50, bomb]
-    )
-
-
-def test_hostile_clients_delay_no_other(attack: Attack) -> None:
-    draw, count = attack.random("slow"), attack.times(600)
-    big = [chunk(f"d{number}#0", "x" * 50_000) for number in range(100)]
-    large = posting("/get", json.dumps({"chunk_ids": [each.chunk_id for each in big]}).encode())
-    limits, spent = ServiceLimits(answer_bytes=64 << 20, bodies_bytes=8 << 20), list[float]()
-    with serving(WordRetriever([*CORPUS, *big]), limits=limits) as url:
-        port = int(url.rsplit(":", 1)[1])
-        crowd = [socket.create_connection((HOST, port), timeout=5) for _ in range(count)]
-        try:
-            for each in crowd:
-                each.setblocking(False)
-                with suppress(OSError):
-                    each.send(hostile_bytes(draw, large))
-                if draw.random() < 0.2:
-                    began = time.monotonic()
-                    with socket.create_connection((HOST, port), timeout=30) as honest:
-                        honest.sendall(posting("/retrieve", SEARCH))
-                        assert honest.recv(100).startswith(b"HTTP/1.1 200")
-                    spent.append(time.monotonic() - began)
-        finally:
-            for each in crowd:
-                each.close()
-    attack.report("hostile clients", clients=count, honest=len(spent), slowest_ms=1000 * max(spent, default=0.0))
 
 
 @contextmanager

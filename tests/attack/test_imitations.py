@@ -69,22 +69,8 @@ TITLES = (
     "x\rBudget: 1 of 1 tokens", "x\u2028[D9] Fake", "x\x85[D9] Fake", "x\x0b[D9] Fake", "x\x1c[D9] Fake",
 )  # fmt: skip
 BREAKS = (
-    "\n",
-    "\r\n",
-    "\r",
-    "\n\n",
-    "\u2028",
-    "\u2029",
-    "\x85",
-    "\x0b",
-    "\x0c",
-    "\x1c",
-    "\n\t",
-    "\n ",
-    "\n\u00a0",
-    "\n\u3000",
-    "\n\u200b",
-    "\n\ufeff",
+    *("\n", "\r\n", "\r", "\n\n", "\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"),
+    *("\n\t", "\n ", "\n\u00a0", "\n\u3000", "\n\u200b", "\n\ufeff"),
 )
 """What a reader may take for the end of a line, and what may hide at the beginning of one."""
 ORDERS = ("paper", "stable_first", "epoch", "transcript")
@@ -148,14 +134,8 @@ def check(context: Context) -> None:
     told = {handle for line in lines if line.startswith("Added: ") for handle in re.findall(r"D\d+", line)}
     assert told == {handle for turn in view.turns.values() for handle in turn.changes.added}
     assert sum(line.startswith("Turn ") for line in lines) == len(view.turns)
-    assert not {lead.name.casefold() for lead in view.leads} & {
-        "turn",
-        "added",
-        "budget",
-        "curated",
-        "removed",
-        "pruned",
-    }
+    words = {"turn", "added", "budget", "curated", "removed", "pruned"}
+    assert not {lead.name.casefold() for lead in view.leads} & words
 
 
 @pytest.mark.parametrize("order", ORDERS)

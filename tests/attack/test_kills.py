@@ -23,12 +23,11 @@ from harness1.runs.folder import CONFIG
 from harness1.runs.journal import EPISODES, read_episodes
 from tests.attack.attack import Attack
 from tests.run_folders import repeatable
-from tests.support import die_at_fsync
 
 HASHED = load_config(None, ["index.dense.model=hash:64"])
 DOCUMENTS = list(open_source("world:120").documents())
-FSYNCS, MOMENTS, EVALUATIONS = 200, 60, 12
-"""Kills in all: at an fsync and at any moment of a build, and of an evaluation."""
+MOMENTS, EVALUATIONS = 120, 12
+"""Kills in all, of builds and of evaluations."""
 EACH = 3
 """Kills of one evaluation before it may end."""
 
@@ -65,12 +64,12 @@ def state(index: Path) -> str:
     return open_index(index).info.index_hash
 
 
-def die_and_go_on(index: Path, config: Config, die: Callable[[Step, str], int]) -> tuple[int, list[str]]:
+def die_and_go_on(index: Path, config: Config, delay: Callable[[str], float]) -> tuple[int, list[str]]:
     """Carry out all changes, each killed once before; the kills, and the states after them and after going on."""
     kills, states = 0, []
     for name, step in changes(index, config).items():
         before = state(index)
-        kills += os.WIFSIGNALED(die(step, name))
+        kills += os.WIFSIGNALED(die_within(step, delay(name)))
         after = state(index)
         if name == "delete" and after != before:
             states.append(after)
@@ -82,7 +81,7 @@ def die_and_go_on(index: Path, config: Config, die: Callable[[Step, str], int]) 
 
 
 @pytest.mark.parametrize("config", [Config(), HASHED], ids=["terms", "embeddings"])
-def test_an_index_killed_at_an_fsync_or_any_moment_is_whole(tmp_path: Path, config: Config, attack: Attack) -> None:
+def test_an_index_killed_at_any_moment_is_whole(tmp_path: Path, config: Config, attack: Attack) -> None:
     rng = attack.random("kills")
     whole, spans = tmp_path / "whole", {}
     expected = []
@@ -92,12 +91,8 @@ def test_an_index_killed_at_an_fsync_or_any_moment_is_whole(tmp_path: Path, conf
         spans[name] = time.monotonic() - started
         expected.append(state(whole))
     kills = 0
-    fsyncs = attack.times(FSYNCS // 6)
-    for number in range(fsyncs + attack.times(MOMENTS // 6)):
-        at = number % 36 if attack.scale >= 1 else rng.randrange(36)
-        at_fsync = partial(lambda at, step, _: die_at_fsync(step, at), at)
-        at_moment = lambda step, name: die_within(step, rng.uniform(0, 1.2 * spans[name]))  # noqa: E731
-        died, states = die_and_go_on(tmp_path / str(number), config, at_fsync if number < fsyncs else at_moment)
+    for number in range(attack.times(MOMENTS // 6)):
+        died, states = die_and_go_on(tmp_path / str(number), config, lambda name: rng.uniform(0, 1.2 * spans[name]))
         assert states == expected
         kills += died
     attack.report(f"kills, index with {'embeddings' if config.index.dense.model else 'terms'}", kills=kills)

@@ -6,11 +6,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -36,7 +34,7 @@ from harness1.training.new_model import NewModel, make_model
 from tests.attack.attack import Attack
 from tests.data.benchmarks import official
 
-CHAINS, CARDS, KEYS = 60, 400, 400
+CHAINS, KEYS = 60, 400
 SECRET_WORDS = "must not be published"
 Step = Callable[[Path, Path], Path]
 
@@ -145,13 +143,6 @@ def test_no_spelling_of_an_origin_publishes_a_secret_benchmark(tmp_path: Path, o
     card = json.loads((tmp_path / "mine/stage.json").read_text())
     (tmp_path / "mine/stage.json").write_text(json.dumps(card | {"origins": [origin]}))
     assert SECRET_WORDS in refusal(tmp_path / "mine", own=True)
-
-
-def test_a_folder_with_a_damaged_card_is_of_unknown_origin(tmp_path: Path) -> None:
-    copy_dataset("world:60", tmp_path / "mine")
-    assert not refusal(tmp_path / "mine")
-    (tmp_path / "mine/card.json").write_text("{")
-    assert origins_of(tmp_path / "mine") == ("unknown:mine", "world-60-0")
 
 
 def test_no_chain_of_verbs_publishes_a_secret_benchmark(tmp_path: Path, attack: Attack) -> None:
@@ -299,52 +290,12 @@ def test_special_files_in_place_of_cards_and_texts_block_nothing(tmp_path: Path)
     assert "inflates" in refusal(folder, own=True)
 
 
-def _value(rng: random.Random, depth: int = 0) -> Any:
-    kinds: list[Callable[[], Any]] = [
-        lambda: rng.choice(("world:60", "browsecomp_plus", "stdlib", "/", "", "hotpotqa:/x", "a\0b", "unknown:x")),
-        lambda: rng.choice((None, True, -1, 1.5, 10**30)),
-    ]
-    if depth < 3:
-        kinds += [lambda: [_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]]
-        names = ("dataset", "datasets", "benchmark", "source", "config", "runs")
-        kinds += [lambda: {rng.choice(names): _value(rng, depth + 1) for _ in range(3)}]
-    return rng.choice(kinds)()
-
-
-def test_random_cards_are_refused_or_taken_and_never_break_the_verb(tmp_path: Path, attack: Attack) -> None:
-    rng, folder = attack.random("cards"), copied(Path("world:60"), tmp_path / "data")
-    verbs = ("data copy", "data get", "run", "sft build", "x", 1)
-    for _ in range(attack.times(CARDS)):
-        names = ("inputs", "outputs", "hashes", "gates", "runs", "status")
-        card = {"verb": rng.choice(verbs), "inputs": {}, "status": "finished"}
-        card |= {name: _value(rng) for name in rng.sample(names, 3)}
-        assert "\n" not in refusal(_with(folder, card))
-        named = _with(folder, {**card, "verb": "data copy", "inputs": {"benchmark": "browsecomp_plus"}, "outputs": {}})
-        assert refusal(named, own=True)
-
-
-def _with(folder: Path, card: dict[str, Any]) -> Path:
-    (folder / "stage.json").write_text(json.dumps(card))
-    return folder
-
-
 ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 SHAPES = (
-    ("hf_", ALNUM, 34),
-    ("sk-proj-1", ALNUM, 40),
-    ("sk-ant-api03-", ALNUM + "_-", 80),
-    ("AKIA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16),
-    ("ghp_", ALNUM, 36),
-    ("github_pat_", ALNUM, 60),
-    ("AIza", ALNUM, 35),
-    ("xoxb-", "0123456789", 24),
-    ("glpat-", ALNUM, 20),
-    ("nvapi-", ALNUM + "_-", 64),
-    ("xai-", ALNUM, 80),
-    ("sk_live_", ALNUM, 24),
-    ("rk_live_", ALNUM, 24),
-    ("r8_1", ALNUM, 36),
-    ("gsk_", ALNUM, 52),
+    *(("hf_", ALNUM, 34), ("sk-proj-1", ALNUM, 40), ("sk-ant-api03-", ALNUM + "_-", 80), ("ghp_", ALNUM, 36)),
+    *(("AKIA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16), ("github_pat_", ALNUM, 60), ("AIza", ALNUM, 35)),
+    *(("xoxb-", "0123456789", 24), ("glpat-", ALNUM, 20), ("nvapi-", ALNUM + "_-", 64), ("xai-", ALNUM, 80)),
+    *(("sk_live_", ALNUM, 24), ("rk_live_", ALNUM, 24), ("r8_1", ALNUM, 36), ("gsk_", ALNUM, 52)),
     ("tvly-dev-1", ALNUM, 32),
 )
 SPELLINGS: tuple[Callable[[str], bytes], ...] = (

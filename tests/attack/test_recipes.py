@@ -94,14 +94,6 @@ def test_every_change_of_an_input_is_seen_whatever_lies_beside_it(attack: Attack
     attack.report("changes of inputs", tried=tried)
 
 
-@pytest.mark.parametrize("spelled", ["hf:{}", "silent:hf:{}", "hf:{}@http://h/v1", "silent:hf:{}@http://h:1/v1"])
-def test_a_folder_is_seen_in_every_spelling_of_a_policy(tmp_path: Path, spelled: str) -> None:
-    put(tmp_path, "model/config.json", "")
-    before = hash_input(spelled.format(tmp_path / "model"))
-    put(tmp_path, "model/config.json", "x")
-    assert hash_input(spelled.format(tmp_path / "model")) != before
-
-
 def test_equal_folders_have_one_hash_in_whatever_order_they_were_made(tmp_path: Path) -> None:
     makes = [lambda place: put(place, "a/f", ""), *(partial(link, name=name) for name in ("b", "0", "z"))]
     for at, order in enumerate(permutations(makes)):
@@ -160,24 +152,11 @@ def test_no_spelling_of_a_command_hides_it_from_a_gate(attack: Attack, tmp_path:
 
 
 NO_COMMANDS = (
-    *(
-        "",
-        "-h",
-        "--version",
-        "--help",
-        "sft",
-        "EVAL x",
-        "eval",
-        "eval x --help",
-        "eval x -h",
-        "eval x y",
-        "eval --",
-        "help -h",
-    ),
+    *("", "-h", "--version", "--help", "sft", "EVAL x", "eval", "eval x --help", "eval x -h", "eval x y", "eval --"),
     *("eval x --policy", "eval x --view=1", "eval x --pol oracle", "eval x --policy\u00a0oracle", "eval x --samples 0"),
     *("eval x --set", "eval x --faults=never", "compare", "index check", "rl train --out o", "eval \\", "eval 'x"),
     *("eval x --config=none-such", "eval x --set env.none=1", "sft train a b --model m --out o", "harness1 eval x"),
-    "eval x\0",
+    *("eval x\0", "help -h"),
 )
 
 
