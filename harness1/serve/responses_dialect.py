@@ -56,7 +56,7 @@ FIELDS: chat.Fields = {
 
 
 def read(body: Mapping[str, Any]) -> chat.ChatRequest:
-    """Read a request; raise Refused if it is none, or has parts that no text model reads. Only functions are offered."""
+    """Read a request; raise Refused if it is none, or has parts other than text. Only functions are offered."""
     asked = chat.convert_body(body, _Request)
     items = [_Item(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
     messages = list(_messages(items))
