@@ -282,11 +282,15 @@ def unescaped(data: bytes) -> bytes:
     return _ESCAPED.sub(character, data)
 
 
+_PASSWORD = re.compile(r"""(:/{1,2})[^\s/@"']*:[^\s/@"']*@""")
+"""User name and password of an address, which may have lost a slash as a path."""
+
+
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:
-    """Replace known secrets, and whatever looks like a key, with `***`."""
+    """Replace known secrets, whatever looks like a key, and the passwords of addresses, with `***`."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
-    return _LOOKS_SECRET.sub(lambda match: (match[1] or "") + HIDDEN, text)
+    return _PASSWORD.sub(rf"\1{HIDDEN}@", _LOOKS_SECRET.sub(lambda match: (match[1] or "") + HIDDEN, text))
 
 
 _UNUSUAL = re.compile(r"[^ -~\n\t]")

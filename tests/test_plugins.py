@@ -9,13 +9,11 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from harness1 import plugins
-from harness1.cli import main
 from harness1.config import Config, load_config
 from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
@@ -279,19 +277,6 @@ def test_broken_metadata_of_one_package_harm_no_other(install: Install, tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InstallationWarning)
         assert open_policy("dice:3").name == "dice 3 40"
-
-
-@pytest.mark.parametrize("broken", BROKEN_METADATA)
-def test_a_library_that_cannot_do_without_broken_metadata_is_one_line_that_follows_the_name_of_their_package(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
-) -> None:
-    install("loud-pack", TOOLS, "loud", TOOL)
-    (tmp_path / "loud-pack" / "loud_pack-1.0.dist-info" / "entry_points.txt").write_bytes(BROKEN_METADATA[broken])
-    monkeypatch.setattr(main, "app", entry_points)  # as torch does when it is imported, and numba when it compiles
-    ended = command_in_process(monkeypatch, capsys)()
-    assert (ended.code, ended.err.count("\n")) == (2, 2)
-    assert "loud_pack-1.0.dist-info are ignored" in ended.err
-    assert "a library reads the metadata of all packages, and some are broken" in ended.err
 
 
 def test_an_older_copy_of_a_package_does_not_count(install: Install) -> None:

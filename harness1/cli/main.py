@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -26,7 +25,7 @@ from typer.main import get_command
 
 from harness1 import __version__
 from harness1.errors import InfrastructureFault, InstallationWarning, Unreachable, UsageError
-from harness1.plain import HIDDEN, printable
+from harness1.plain import printable, without_secrets
 
 PATIENCE_S = 0.5  # seconds that an interrupted verb may take to end without an answer
 
@@ -210,28 +209,16 @@ def run() -> None:
             sys.exit(_fail(str(error), 2))
         except SystemExit as error:
             # One's own code may end the process wherever it is asked for an attribute: that is its failure.
-            if _modules_of(error)[-1].partition(".")[0] not in ("harness1", "typer", "click"):
+            modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+            if modules[-1].partition(".")[0] not in ("harness1", "typer", "click"):
                 from harness1.plugins import failure  # not before: no verb may need it
 
                 sys.exit(_fail(f"code of others ended the command: {failure(error)}", 2))
             raise
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            if "importlib.metadata" not in _modules_of(error):
-                raise
-            from harness1.plugins import plugin_names
-
-            with say_warnings():
-                plugin_names("tools")  # which says what package it is
-            sys.exit(_fail(f"a library reads the metadata of all packages, and some are broken: {error}", 2))
         except OSError as error:  # of any argument or setting that names a path
             if error.errno != errno.ENAMETOOLONG:
                 raise
             sys.exit(_fail(f"{str(error.filename)[:80]}...: {error.strerror}", 2))
-
-
-def _modules_of(error: BaseException) -> list[str]:
-    """Return the names of the modules that an error went through; the last one raised it."""
-    return [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
 
 
 def _flush(name: str) -> None:
@@ -280,8 +267,7 @@ def _unbreakable(name: str) -> Iterator[None]:
 def _fail(message: str, code: int) -> int:
     from harness1.cli.printing import say
 
-    # Also of an address that was given where none is taken, of which a path has lost a slash.
-    say(re.sub(r"(:/{1,2})[^\s/@]*:[^\s/@]*@", rf"\1{HIDDEN}@", message))
+    say(without_secrets(message))
     return code
 
 
