@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from msgspec import to_builtins
 from typer import Argument, Option
 
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
@@ -23,7 +22,6 @@ from harness1.recipe import run as running
 from harness1.recipe import tuning
 from harness1.recipe.recipe import Recipe, load_recipe, shipped_recipes
 from harness1.training.log import LOG, read_log
-from harness1.viewer.work import PAGE, write_page
 
 NEGATIVE = 1
 
@@ -191,7 +189,6 @@ def tune(
         Path | None, Option(help=f"What tunings learned; default {tuning.EXPERIENCE}.", metavar="FOLDER")
     ] = None,
     forget: Annotated[bool, Option("--no-experience", help="Read and keep no experience.")] = False,
-    ray: Annotated[str, Option(help="Run commands on a Ray cluster of one file system.", metavar="ADDRESS")] = "",
     changes: RecipeChanges = None,
     inputs: RecipeInputs = None,
     as_json: Json = False,
@@ -213,8 +210,7 @@ def tune(
 
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
-    do: running.Execute = running.on_cluster(ray) if ray else partial(running.run_verb, quiet=True)
-    kept = None if forget else (experience or tuning.EXPERIENCE).expanduser()
+    do, kept = partial(running.run_verb, quiet=True), None if forget else (experience or tuning.EXPERIENCE).expanduser()
     tuning.Tuning(asked, out.resolve(), do, tell, parse_command, seed, kept, say_result).run(trials, parallel)
     show(out, as_json)
 
@@ -222,18 +218,17 @@ def tune(
 def show(
     folder: Annotated[Path, Argument(help="The folder of a tuning.", metavar="TRIALS")], as_json: Json = False
 ) -> None:
-    """Show the trials of a tuning as a table, and write a page with their plots.
+    """Show the trials of a tuning as a table, and the best settings.
 
     Example: harness1 tune show trials"""
     card = tuning.read_tuning(folder)
     if card is None:
         raise UsageError(f"{folder} holds no trials: it has no {tuning.TUNING}")
     results = sorted(tuning.read_results(folder / tuning.RESULTS, card.search), key=lambda each: each.number)
-    page = write_page(folder, card, results)
     best = tuning.best_of(results, maximize=card.maximize)
-    found = {"tuning": to_builtins(card), "best": to_builtins(best), "trials": to_builtins(results), "page": str(page)}
     if as_json:
-        return print_json(found)
+        print_json({"tuning": card, "best": best, "trials": results})
+        return
     put(f"{folder}: {card.title} Compared by {card.metric}, {'more' if card.maximize else 'less'} is better.")
     rows = []
     for each in results:
@@ -241,10 +236,9 @@ def show(
         tried = (_show(each.settings.get(name)) for name in card.search)
         rows.append((str(each.number), value, *tried, f"{each.seconds:,.0f}", each.stopped))
     print_table(("trial", card.metric, *card.search, "seconds", "stopped"), rows)
-    if best is not None and best.value is not None:
+    if best is not None:
         words = " ".join(f"--set {name}={_show(value)}" for name, value in best.settings.items())
         put(f"Best of {counted(len(results), 'trial')}: {best.value:.4g} in trial {best.number}: {words}")
-    return put(f"Plots: {folder / PAGE}")
 
 
 def _show(value: Any) -> str:

@@ -11,14 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import to_builtins
 
 from harness1.data.beir import QRELS
 from harness1.data.open import open_source
 from harness1.data.source import status_of
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.compare import compare
 from harness1.eval.run import read_run
 from harness1.model_folder import MODEL_FILES, folder_hash
@@ -34,7 +35,7 @@ from harness1.retrieval.index import open_index
 from harness1.reward import total_of
 from harness1.rl.admission import read_report
 from harness1.rows import RowFile
-from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_record, read_stage, writing
+from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage, writing
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
@@ -134,8 +135,7 @@ def _wherever(file: Path, work: Path) -> str:
 
 
 Parse = Callable[[Sequence[str]], tuple[str, Mapping[str, Any]]]
-"""Reads a command as the program does: returns its verb, and the values of its options and arguments by their names,
-such as `--policy` and `runs`, also of those left out. Raises UsageError: there is no such command."""
+"""Returns a command's verb and the values of its options by their names; UsageError if there is none such."""
 
 
 @dataclass(frozen=True)
@@ -152,50 +152,26 @@ class StageCase:
         return "" if value is None else str(value)
 
 
-EPISODES = "episodes"
-"""The folder of a training's own episodes, in its folder."""
-LOSS_LIKE = ("nll",)
-"""Metrics of which less is better."""
-EXACT = 1e-9
-"""Difference that the sum of a reward's terms may have from its total, which is computed from the same numbers."""
+EPISODES = "episodes"  # the folder of a training's own episodes, in its folder
+LOSS_LIKE = ("nll",)  # metrics of which less is better
+EXACT = 1e-9  # what the sum of a reward's terms may differ from its total, which is of the same numbers
+Said = TypeVar("Said", float, str)
 
 
-class _Outputs(msgspec.Struct, frozen=True):
-    documents: float = 0
-
-
-class _Counts(msgspec.Struct, frozen=True):
-    missing: float = 0
-    failures: dict[str, float] = {}
-
-
-class _Watch(msgspec.Struct, frozen=True):
-    metric: str = ""
-
-
-class _Train(msgspec.Struct, frozen=True):
-    watch: _Watch = _Watch()
-
-
-class _Inputs(msgspec.Struct, frozen=True):
-    train: _Train = _Train()
-
-
-class _Said(msgspec.Struct, frozen=True):
-    """What gates believe of a card."""
-
-    inputs: _Inputs = _Inputs()
-    gates: _Counts = _Counts()
-    outputs: _Outputs = _Outputs()
-
-
-def _said(folder: Path) -> _Said:
-    _card(folder)
-    return read_record(folder / STAGE, _Said, "the card of such a stage") or _Said()
+def _said(folder: Path, kind: type[Said], *names: str) -> Said | None:
+    """Return what a card says by a path of names; None if nothing. Raises SchemaError: it is not of that kind."""
+    found: Any = to_builtins(_card(folder))
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else found
+    try:
+        said: Said | None = msgspec.convert(found, kind | None)
+    except MALFORMED as error:
+        raise SchemaError(f"{folder / STAGE} does not say {names[-1]}: {error}") from error
+    return said
 
 
 def _count_documents(case: StageCase) -> float:
-    return _said(case.folder).outputs.documents
+    return _said(case.folder, float, "outputs", "documents") or 0.0
 
 
 def _count_training_tasks(case: StageCase) -> float:
@@ -213,8 +189,8 @@ def _count_shared_gold(case: StageCase) -> float:
 
 
 def _count_faults(case: StageCase) -> float:
-    counts = _said(case.folder).gates
-    return counts.missing + counts.failures.get("infra_error", 0)
+    paths = ("missing",), ("failures", "infra_error")
+    return sum(_said(case.folder, float, "gates", *path) or 0.0 for path in paths)
 
 
 def _count_wrong_rewards(case: StageCase) -> float:
@@ -240,8 +216,7 @@ def _oracle_recall(case: StageCase) -> float | None:
 
 
 def _count_wrong_masks(case: StageCase) -> float:
-    """Count rows that train nothing or everything, and files that were changed or whose masks do not add up to the
-    card's trained tokens."""
+    """Count rows that train nothing or all, and files that are not as the card says."""
     card, stage, wrong = read_card(case.folder), _card(case.folder), 0
     for name, counts in ((TRAIN, card.train), (HELD_OUT, card.held_out)):
         file = RowFile(case.folder / name)
@@ -282,8 +257,8 @@ def _gain(case: StageCase) -> float | None:
     """Return the gain of the checkpoint over the start in the held-out metric; None if it was not measured at both."""
     card = read_checkpoint(case.folder)
     looks = [line for line in read_log(case.folder) if any(name.startswith(VALIDATION_PREFIX) for name in line)]
-    metric = _said(case.folder).inputs.train.watch.metric
-    if card is None or metric not in card.metrics or not looks or looks[0]["step"] != 0:
+    metric = _said(case.folder, str, "inputs", "train", "watch", "metric")
+    if card is None or metric is None or metric not in card.metrics or not looks or looks[0]["step"] != 0:
         return None
     began = looks[0].get(f"{VALIDATION_PREFIX}{metric}")
     if not isinstance(began, int | float):
@@ -308,8 +283,7 @@ def _share_zero_variance(case: StageCase) -> float | None:
 
 
 def _least_lead(case: StageCase) -> float:
-    """Return the least lead in reward that the first run of a comparison has over any other: of each mean paired
-    difference, the lower end of its 95 % interval."""
+    """Return the least lower end of the 95 % interval of the first run's lead in reward over the others."""
     compared = compare([read_run(Path(run)) for run in case.given.get("runs", ())], "reward", top=0)
     return -max(pair.metrics["reward"].difference.high for pair in compared.others)
 
@@ -417,8 +391,7 @@ GATES: Mapping[str, Guard] = {
 
 
 def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[GateRuling]:
-    """Return what the gates of a finished stage found, in order. `chosen`: the stage's own bounds; false leaves a gate
-    out, true keeps its default."""
+    """Return what the gates of a stage found. `chosen`: its bounds; false leaves one out, true keeps its default."""
     found = []
     for name, gate in GATES.items():
         asked = chosen.get(name, True)

@@ -35,8 +35,7 @@ class RecipeStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One stage of a recipe."""
 
     run: str
-    """A command without `harness1`. `{out}` is the stage's own folder, `{STAGE}` that of an earlier stage, `{NAME}` a
-    value or an input of the recipe."""
+    """A command without `harness1`; `{out}` is the stage's folder, `{NAME}` an earlier stage, a value or an input."""
     says: str = ""
     """What the stage does, for the reader of its progress."""
     config: str | None = None
@@ -227,8 +226,7 @@ def recipe_of(tree: Mapping[str, Any], named: str) -> Recipe:
 
 
 def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
-    """Change a value, a setting of a stage, or the bound of its gate (`STAGE.gates.NAME`), in a recipe as plain data.
-    Raises UsageError: the recipe has neither a value nor a stage of that name."""
+    """Change a value, `STAGE.SETTING` or `STAGE.gates.NAME` of plain data; UsageError if there is none such."""
     stage, dot, setting = key.partition(".")
     if key in tree.get("values", {}):
         tree["values"][key] = value

@@ -22,7 +22,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from harness1.config import load_config
-from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
+from harness1.errors import HarnessError, UsageError
 from harness1.plain import at_home, file_digest
 from harness1.recipe.gates import GateRuling, Parse, StageCase, artifact, hash_input, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
@@ -85,8 +85,7 @@ class RecipeState(Record, kw_only=True):
     hashing: int = 1
 
     def times(self) -> dict[str, float]:
-        """Return the seconds that each stage to come takes, at the pace of those that have passed; 0: not known. A
-        tenth of the plan counts as passed in its time, so that stages of seconds do not decide."""
+        """Return the seconds of stages to come (0: not known), at the pace of those passed and a tenth of the plan."""
         passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
         known = [name for name in passed if name in self.plan and self.plan[name].takes]
         share = sum(stage.takes for stage in self.plan.values()) / 10
@@ -124,8 +123,7 @@ def is_at_work(work: Path) -> bool:
 
 @contextmanager
 def hold_folder(work: Path, mark: str = JOURNAL) -> Iterator[None]:
-    """Hold the folder of a recipe against other processes. `mark`: the file that a folder of this kind has. Raises
-    UsageError: another process holds it, it cannot be written, or it holds something else."""
+    """Hold a folder, which has a file `mark`, against other processes. Raises UsageError: it is held, or foreign."""
     with writing(work):
         if work.exists() and not (work / mark).exists() and any(each.name != LOCK for each in work.iterdir()):
             raise UsageError(f"{work} is not empty and holds no recipe: choose another --out")
@@ -143,8 +141,7 @@ def hold_folder(work: Path, mark: str = JOURNAL) -> Iterator[None]:
 
 
 Execute = Callable[[Sequence[str], Path, int], int]
-"""Runs a command of `harness1`, in a number of processes that train together, and returns its exit code. The file is
-for its output, if it is not to be shown."""
+"""Runs a command in a number of processes that train together; returns its exit code. The file is for its output."""
 FAULTY = 3
 """The exit code of an evaluation whose episodes the infrastructure broke; the gate `faults` judges it."""
 INTERRUPTED = 130
@@ -200,8 +197,7 @@ class RecipeRun:
             return self.state
 
     def _hashed_anew(self, state: RecipeState) -> RecipeState:
-        """Return the state of a folder that an earlier version began: the command of a stage whose hash is another now
-        runs again, and finds its work done."""
+        """Return a state with what an earlier version hashed otherwise to be run again, which finds its work done."""
         if state.hashing == HASHING:
             return state
         stages = dict(state.stages)
@@ -306,8 +302,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
-    """Run a command of `harness1` in a process of its own, which ends with this one; return its exit code. `log`: the
-    file for its output, if it is not to be shown. `processes`: start as many by torchrun."""
+    """Run a command in processes that end with this one; return its exit code. `log`: for its output, if `quiet`."""
     code = "from harness1.recipe import run_on_leash; run_on_leash()"
     command = [sys.executable, "-c", code, str(os.getpid()), str(processes), *words]
     if not quiet:
@@ -334,28 +329,3 @@ def put_in_words(finding: GateRuling) -> str:
     value = "not finite" if finding.value is None else f"{finding.value:.4g}"
     look = f"; look closer: {finding.look}" if finding.look else ""
     return f"gate {finding.gate}: {finding.says}: {value}, bound {finding.bound:g}{look}"
-
-
-def on_cluster(address: str) -> Execute:
-    """Return what runs a command on some node; folders must be absolute paths that all nodes have. `address`: of the
-    cluster; "auto": that of this machine; "local": a new one. Raises MissingExtra: Ray is not installed;
-    InfrastructureFault: there is no cluster, or a command's node was lost."""
-    with optional("ray"):
-        import ray
-    try:
-        ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
-    except ConnectionError as error:
-        raise InfrastructureFault(f"no Ray cluster at {address}: {error}") from error
-
-    def run_on_node(words: Sequence[str], log: Path, processes: int) -> int:
-        return run_verb(words, log, processes, quiet=True)
-
-    remote = ray.remote(max_retries=0)(run_on_node)
-
-    def execute(words: Sequence[str], log: Path, processes: int) -> int:
-        try:
-            return int(ray.get(remote.options(num_cpus=processes).remote(tuple(words), log, processes)))
-        except ray.exceptions.RayError as error:
-            raise InfrastructureFault(f"a node of the cluster was lost: {error}") from error
-
-    return execute

@@ -89,8 +89,7 @@ def objective_of(recipe: Recipe) -> Objective:
 
 
 def divide_stages(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """Return the stages that the objective and its looks need, in order: those that all trials have in common, and
-    those that a searched setting reaches, directly or through a stage before."""
+    """Return the stages that all trials share, and those that a searched setting reaches, in order."""
     objective = objective_of(recipe)
     ends = {objective.stage, *objective.looks}
     needed = [name for name in recipe.stages if any(name in (end, *recipe.upstream(end)) for end in ends)]
@@ -113,8 +112,7 @@ def trial_recipe(recipe: Recipe, settings: Mapping[str, Value], shared: Path) ->
 
 
 def is_near(one: Mapping[str, Value], other: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
-    """Return whether two trials have nearly the same settings: equal choices, and numbers that differ by less than
-    `NEAR` of their range, on the scale on which they are drawn."""
+    """Return whether settings are equal choices and numbers within `NEAR` of their range, as it is drawn."""
     if not search.keys() <= one.keys() & other.keys():
         return False
 
@@ -217,8 +215,7 @@ class Tuning:
             self._run_trial(study, trial, journal)
 
     def _next(self, study: optuna.Study, trials: int, journal: Journal) -> optuna.Trial | None:
-        """Return a trial that was interrupted, or a further one with settings that have not failed; None if all are
-        begun."""
+        """Return an interrupted trial, or one with settings that have not failed; None if all are begun."""
         import optuna
 
         with self._lock:
@@ -300,8 +297,7 @@ class Tuning:
                         experience.write(msgspec.json.encode(each))
 
     def _make_study(self) -> optuna.Study:
-        """Return a study of the trials that ended here and of what other tunings learned, whose best settings the first
-        trial has."""
+        """Return a study of the trials here and of what others learned, whose best settings come first."""
         import optuna
 
         maximize, ranges = objective_of(self.recipe).maximize, _distributions(self.recipe)
@@ -351,8 +347,7 @@ def read_tuning(out: Path) -> TuningCard | None:
 
 
 def read_results(file: Path, search: Mapping[str, Space] | None = None) -> list[TrialResult]:
-    """Return the results of trials in the order in which they ended; raise SchemaError if one is damaged. `search`:
-    other settings than these are damage."""
+    """Return trials as they ended; SchemaError if one is damaged, or has other settings than `search`."""
     return [*filter(_has_ended, _read_lines(file, search))]
 
 

@@ -1,10 +1,9 @@
-"""Other work on a page: trainings as curves, recordings as sessions, recipes by stages, and a tuning's page."""
+"""Other work on a page: trainings as curves, recordings as sessions, and recipes by stages."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from harness1.errors import MALFORMED, ConfigError, UsageError
 from harness1.models.open import format_at
 from harness1.models.spec import ModelSpec
 from harness1.models.tokenizer import Tokenizer
-from harness1.recipe.recipe import Space, Value
 from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_recipe_state
-from harness1.recipe.tuning import TrialResult, TuningCard, best_of
 from harness1.rows.calls import CALLS, VERB, RecordedCall, read_records
-from harness1.runs.files import STAGE, Stage, read_stage, write_atomically, writing
+from harness1.runs.files import STAGE, Stage, read_stage
 from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
-from harness1.viewer.html import deflate, render
+from harness1.viewer.html import deflate
 
 
 def training_row(folder: Path) -> dict[str, str]:
@@ -201,50 +198,3 @@ def _recipe_state(folder: Path) -> RecipeState:
     if (journal := read_recipe_state(folder)) is None:
         raise UsageError(f"{folder} holds no recipe any more")
     return journal
-
-
-PAGE = "tuning.html"
-
-
-def write_page(folder: Path, card: TuningCard, results: Sequence[TrialResult]) -> Path:
-    """Write the page of a tuning, and return its path. Raises UsageError: the folder cannot be written."""
-    best = best_of(results, maximize=card.maximize)
-    ended = [each.value for each in results if each.value is not None and math.isfinite(each.value)]
-    low, high = (min(ended), max(ended)) if ended else (0.0, 1.0)
-
-    def plot(name: str, ends: tuple[Any, Any], places: Iterable[tuple[TrialResult, float]]) -> dict[str, Any]:
-        dots = []  # places are shares of the plot's width and height, from below
-        for each, x in places:
-            y = 0.0 if each.value is None else _share(each.value, low, high)
-            outcome = each.stopped if each.value is None else f"{each.value:.4g}"
-            settings = ", ".join(f"{setting} {_show(value)}" for setting, value in each.settings.items())
-            says = f"trial {each.number}: {outcome} ({settings})"
-            dots.append({"x": x, "y": y, "says": says, "best": each == best, "stopped": each.value is None})
-        return {"name": name, "low": _show(ends[0]), "high": _show(ends[1]), "dots": dots}
-
-    last = max([each.number for each in results], default=0)
-    plots = [plot("trial", (0, last), ((each, _share(each.number, 0, last)) for each in results))]
-    for name, space in card.search.items():
-        ends = (space.choices[0], space.choices[-1]) if space.choices else (space.low, space.high)
-        known = ((each, _place(each.settings[name], space)) for each in results if name in each.settings)
-        plots.append(plot(name + (", logarithmic" if space.log else ""), ends, known))
-    told = {"card": card, "results": results, "best": best, "plots": plots, "low": low, "high": high}
-    page = render("trials.html", title=card.title, styles=("report.css",), **told)
-    with writing(folder):
-        write_atomically(folder / PAGE, "".join(page).encode())
-    return folder / PAGE
-
-
-def _place(value: Value, space: Space) -> float:
-    if space.choices:
-        return _share(space.choices.index(value) if value in space.choices else 0, 0, len(space.choices) - 1)
-    scale = math.log if space.log else float
-    return _share(*(scale(float(each or 0.0)) for each in (value, space.low, space.high)))
-
-
-def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _share(value: float, low: float, high: float) -> float:
-    return (value - low) / (high - low) if high > low else 0.5

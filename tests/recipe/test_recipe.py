@@ -36,7 +36,6 @@ from harness1.recipe.run import (
     StagePlan,
     StageRecord,
     hold_folder,
-    on_cluster,
     put_in_words,
     read_recipe_state,
     run_verb,
@@ -152,10 +151,7 @@ def test_what_a_recipe_cannot_mean_is_refused(change: dict[str, Any], says: str)
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *("inputs = 5", "inputs = [1]", "values = 3", "values = []", "stages = 'a'", "stages = []", "stages.a = 'x'"),
-        *("stages.a = []", "stages.a.set = 5", "stages.a.gates = 3", "values = 'v'"),
-    ],
+    ["inputs = 5", "values = []", "stages = 'a'", "stages.a = 'x'", "stages.a.set = 5", "stages.a.gates = 3"],
 )
 def test_a_change_of_a_recipe_that_has_something_else_in_its_place_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.toml").write_text(text)
@@ -220,12 +216,6 @@ def test_settings_are_given_to_the_verbs_that_take_them() -> None:
     assert {
         name: not name.startswith(PLAIN) for name in takes if not name.startswith(("recipe", "tune", "config"))
     } == {name: found for name, found in takes.items() if not name.startswith(("recipe", "tune", "config"))}
-
-
-def test_a_recipe_has_a_greatest_length_because_its_parser_takes_the_square_of_it(tmp_path: Path) -> None:
-    (tmp_path / "long.toml").write_text(f"a{'.a' * 500_000} = 1")
-    with pytest.raises(ConfigError, match=r"long\.toml is longer than"):
-        load_recipe(str(tmp_path / "long.toml"))
 
 
 def test_changes_and_inputs_reach_the_commands() -> None:
@@ -295,7 +285,7 @@ def test_broken_episodes_are_judged_by_their_gate_and_not_by_the_exit_code(
         work.run()
 
 
-@pytest.mark.parametrize("value", ["x", [1], {"a": 1}, True])
+@pytest.mark.parametrize("value", ["x", [1], True])
 def test_no_edited_number_ends_a_gate_in_a_traceback(tmp_path: Path, value: object) -> None:
     watched = {"train": {"watch": value}}
     Stage("index", watched, gates={"missing": value, "failures": value}, outputs={"documents": value}).write(tmp_path)
@@ -345,15 +335,6 @@ def test_a_changed_setting_asks_for_the_stage_and_what_uses_it_to_be_done_again(
     assert commands.verbs[4:] == ["eval", "compare"]
     with pytest.raises(UsageError, match="there is no stage fourth; there are first, second"):
         work_of(notes, commands).run(start_from="fourth")
-
-
-def test_an_input_that_changed_since_the_start_is_refused(notes: Path) -> None:
-    commands = Commands()
-    work_of(notes, commands).run(until="first")
-    (notes / "a.md").write_text("Ada was born in Hull.")
-    with pytest.raises(UsageError, match=r"begun with other inputs \(notes\)"):
-        work_of(notes, commands).run()
-    assert commands.verbs == ["index"]
 
 
 @pytest.mark.parametrize(
@@ -462,11 +443,9 @@ def test_the_commands_print_what_is_done_and_what_failed(
     ("command", "settings", "said"),
     [
         ("indx {docs} --out {out}", "", "no command 'indx'; did you mean index"),
-        ("sft colect --data {docs} --out {out}", "", "no command 'sft colect'; did you mean sft collect"),
         ("eval {docs} --limits 3 --out {out}", "", "--limits"),
         ("eval {docs} --limit many --out {out}", "", "'--limit'"),
         ("eval {docs} --out {out}", '"env.max_turn" = 3', "env.max_turn"),
-        ("eval {docs} --config smal --out {out}", "", "no configuration smal"),
     ],
 )
 def test_a_stage_that_cannot_run_is_found_before_the_first_begins(
@@ -522,18 +501,12 @@ def test_a_command_ends_with_the_recipe_that_is_killed(tmp_path: Path) -> None:
     ("verb", "content", "beside"),
     [
         ("rl train", "model.safetensors", "log.jsonl"),
-        ("sft train", "chat_template.jinja", "state/state.pt"),
         ("sft train", "tokenizer_config.json", "README.md"),
-        ("models new", "special_tokens_map.json", "README.md"),
         ("rl train", "checkpoint.json", "episodes/stage.json"),
-        ("models convert", "generation_config.json", "log.jsonl"),
         ("run", "tasks.csv", "resources.json"),
         ("rl check", "policies/oracle/tasks.csv", "policies/oracle/resources.json"),
-        ("rl check", "report.json", "README.md"),
-        ("eval --ablations", "oracle/tasks.csv", "view.html"),
         ("data copy", "qrels/test.tsv", "README.md"),
         ("sft build", "card.json", "README.md"),
-        ("", "made.txt", "stage.json"),
         ("unheard of", "made.txt", "stage.json"),
     ],
 )
@@ -586,7 +559,7 @@ def test_no_file_hides_what_changes_beside_it_in_an_input(notes: Path, edit: str
     assert commands.verbs == ["index"]
 
 
-@pytest.mark.parametrize("named", ["{}", "browsecomp_plus:{}", "hf:{}", "vllm:{}@http://localhost:8000", "{}:test"])
+@pytest.mark.parametrize("named", ["{}", "browsecomp_plus:{}", "vllm:{}@http://localhost:8000", "{}:test"])
 def test_an_input_that_names_a_place_in_any_way_is_what_lies_there(notes: Path, named: str) -> None:
     before = hash_input(named.format(notes))
     (notes / "a.md").write_text("Ada was born in Hull.")
@@ -608,11 +581,10 @@ def test_links_of_an_input_are_entered_as_its_reader_enters_them(notes: Path, tm
     assert hash_input(str(notes)) != before[0]
 
 
-@pytest.mark.parametrize(("file", "word"), [("my.toml", "--config={}"), ("own.py", "--tool={}:shout")])
-def test_edited_settings_and_code_ask_for_their_stage_again(notes: Path, tmp_path: Path, file: str, word: str) -> None:
-    path = tmp_path / file
+def test_edited_settings_ask_for_their_stage_again(notes: Path, tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
     path.write_text("")
-    second = {"run": f"eval {{first}} {word.format(path)} --out {{out}}", "config": ""}
+    second = {"run": f"eval {{first}} --config={path} --out {{out}}", "config": ""}
     work_of(notes, commands := Commands(), second=second).run()
     path.write_text("# edited")
     with pytest.raises(UsageError, match=rf"stage second was run with other settings \({path}\): --from second"):
@@ -633,10 +605,9 @@ def test_a_link_to_other_settings_asks_for_its_stage_again(notes: Path) -> None:
         work_of(notes, Commands(), second=second).run()
 
 
-@pytest.mark.parametrize("name", ["own.py", "a, b=c: 'd' [e].py"])
 @pytest.mark.parametrize("word", ["--tool={}:shout", "--config={}/../my.toml", "--set=env.plugins=[{}]"])
-def test_own_code_is_seen_whatever_its_path_holds_and_wherever_it_is_named(notes: Path, name: str, word: str) -> None:
-    path = notes.parent / name
+def test_own_code_is_seen_whatever_its_path_holds_and_wherever_it_is_named(notes: Path, word: str) -> None:
+    path = notes.parent / "a, b=c: 'd' [e].py"
     path.write_text('def shout(text: str) -> str:\n    "Shout."\n    return text\n')
     (notes.parent / "my.toml").write_text(f"[env]\nplugins = [{json.dumps(f'{path}:shout')}]\n")
     word = word.format(notes if "my.toml" in word else json.dumps(f"{path}:shout") if "--set" in word else path)
@@ -671,15 +642,7 @@ def test_the_rules_of_hashes_have_a_number_which_folders_keep(tmp_path: Path) ->
     assert found == (3, "bb074cb3", "bb074cb3")
 
 
-FORMS = [
-    ("--policy", "oracle"),
-    ("--policy=oracle",),
-    ("--policy", "scripted", "--policy", "oracle"),
-    ("--policy=scripted", "--policy=silent:oracle"),
-]
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [("--policy=scripted", "--policy", "oracle"), ("--policy=silent:oracle",)])
 def test_a_gate_reads_a_command_as_the_program_does(tmp_path: Path, form: tuple[str, ...]) -> None:
     (tmp_path / "metrics.json").write_text('{"curated_recall": {"mean": 0.5}}')
     for words in (("eval", *form, "world:60"), ("eval", "world:60", "--out", "--policy", *form)):
@@ -699,30 +662,7 @@ def test_a_model_is_held_to_its_origin_however_it_is_named(tmp_path: Path, form:
     assert (found["tokenizer"], found["origin"]) == (False, False)
 
 
-@pytest.mark.parametrize("asks", ["eval {notes} --help", "eval {notes} -h", "--version", "sft", "index check --help"])
+@pytest.mark.parametrize("asks", ["eval {notes} --help", "--version", "sft"])
 def test_a_stage_that_would_only_be_explained_is_refused(notes: Path, asks: str) -> None:
     with pytest.raises(ConfigError, match="stage aside: "):
         check_commands(recipe(notes, aside={"run": asks}), notes.parent / "work")
-
-
-def test_the_journal_is_written_whole_or_not_at_all(notes: Path) -> None:
-    work = work_of(notes, Commands())
-    work.run()
-    path = work.work / JOURNAL
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(UsageError, match=r"recipe\.json is not the journal of a recipe"):
-        work_of(notes, Commands()).run()
-
-
-@pytest.mark.ray
-def test_commands_run_on_the_nodes_and_leave_their_output(tmp_path: Path) -> None:
-    import ray
-
-    try:
-        execute = on_cluster("local")
-        assert execute(["index", "world:60", "--out", str(tmp_path / "index")], tmp_path / "logs" / "index.log", 1) == 0
-        assert (tmp_path / "index" / "stage.json").is_file()
-        assert execute(["index", str(tmp_path / "none"), "--out", str(tmp_path / "x")], tmp_path / "none.log", 1) == 2
-        assert "no such file or folder" in (tmp_path / "none.log").read_text()
-    finally:
-        ray.shutdown()
