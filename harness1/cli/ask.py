@@ -7,22 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 from typer import Argument, Option
 
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
-from harness1.cli.policies import PolicyName
+from harness1.cli.policies import PolicyName, open_setup
 from harness1.cli.printing import print_json, put, say_torn
 from harness1.cli.progress import Terminal
-from harness1.data.indexing import Files, files_of
+from harness1.data.indexing import files_of
 from harness1.env.environment import SearchEnv
-from harness1.episodes.jobs import EpisodeSetup
-from harness1.errors import UsageError
-from harness1.eval.cited import ANSWER_TOKENS, TOKENS, Answer, open_answerer
+from harness1.eval.cited import ANSWER_TOKENS, TOKENS, open_answerer
 from harness1.eval.cited import ask as ask_model
-from harness1.policy.registry import fit_window, needs_gold
 
 
 def ask(
@@ -43,13 +39,9 @@ def ask(
     A search comes first; then the answer is shown as it is written, and its citations, which are checked.
 
     Example: harness1 ask "Who founded the company that makes Velcro?" --index wiki.index"""
-    if not question.strip():
-        raise UsageError("the question is empty")
-    if needs_gold(policy):
-        raise UsageError("the oracle needs gold: use it with `harness1 eval`")
-    settings = fit_window(policy, resolve(config, overrides, policy))
-    model = open_answerer(answerer, settings, tokens, answer_tokens)
-    console, files, setup = Terminal(quiet=as_json), files_of(index), EpisodeSetup(settings, index, policy)
+    setup = open_setup(question, index, policy, resolve(config, overrides, policy))
+    model = open_answerer(answerer, setup.config, tokens, answer_tokens)
+    console, files = Terminal(quiet=as_json), files_of(index)
 
     @contextmanager
     def watch(env: SearchEnv) -> Iterator[None]:
@@ -61,7 +53,10 @@ def ask(
     if as_json:
         print_json(answer.as_json(files) | {"run": str(out)})
     else:
-        print_answer(answer, console, files)
+        put("\n" if answer.model else answer.question)
+        for line, path in answer.lines(files):  # each path alone on one, which a terminal that can opens at a click
+            link = Style(link=path.as_uri()) if path else Style()
+            console.print(Text(line, link), soft_wrap=True)
 
 
 class Writer:
@@ -77,12 +72,3 @@ class Writer:
             self._shown = ""
         put(text[len(self._shown) :], end="", flush=True)
         self._shown = text
-
-
-def print_answer(answer: Answer, console: Console, files: Files) -> None:
-    """Print what is to say of an answer that has been written: its sources, each path alone on a line, which a terminal
-    that can opens at a click."""
-    put("\n" if answer.model else answer.question)
-    for line, path in answer.lines(files):
-        link = Style(link=path.as_uri()) if path else Style()
-        console.print(Text(line, link), soft_wrap=True)

@@ -16,8 +16,8 @@ from rich.text import Text
 from typer import Argument, Exit, Option
 
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tools, place_of, resolve
-from harness1.cli.policies import PolicyName
-from harness1.cli.printing import print_json, program, put, say, say_torn
+from harness1.cli.policies import PolicyName, open_setup
+from harness1.cli.printing import print_json, program, put, say_torn
 from harness1.cli.progress import Terminal, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import (
@@ -40,7 +40,6 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.confidence import NEAREST, UNCONVINCING, judge
 from harness1.memory.parts import telling_argument
 from harness1.plain import counted, printable
-from harness1.policy.registry import fit_window, needs_gold
 from harness1.records import Episode, Observation, Status, StopReason, ToolCall, UnitId
 from harness1.retrieval.files import check_index
 from harness1.runs.folder import clear_run
@@ -63,19 +62,9 @@ def search(
     """Run one search episode and show it as it happens.
 
     Example: harness1 search "Who founded the company that makes Velcro?" --index wiki.index"""
-    if not question.strip():
-        raise UsageError("the question is empty")
-    if needs_gold(policy):
-        raise UsageError("the oracle needs gold: use it with `harness1 eval`")
-    console = Terminal(stderr=as_json, quiet=as_json)
-    given = resolve(config, overrides, policy, tools=tools)
-    settings = fit_window(policy, given)
-    if settings.env != given.env:
-        say(f"The server of the model reads {settings.env.context_window} tokens: env.context_window is set to that.")
-    if settings.index != Config().index:
-        raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
-    files, copies, task = files_of(index), copies_of(index), question_task(question)
-    setup, watch = EpisodeSetup(settings, index, policy), partial(watch_episode, task.query, console)
+    setup = open_setup(question, index, policy, resolve(config, overrides, policy, tools=tools))
+    console, task = Terminal(stderr=as_json, quiet=as_json), question_task(question)
+    files, copies, watch = files_of(index), copies_of(index), partial(watch_episode, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     failure = episode.turns[-1].parse_error if episode.turns else None
     if as_json:
@@ -136,8 +125,7 @@ def as_result(
 
 
 def last_words(episode: Episode) -> str | None:
-    """Return the last output of a policy that held no action, shortened to a line, if that ended the episode and the
-    output is known as a text."""
+    """Return the last output of a policy, on a line, if that held no action and is known as a text."""
     turn = episode.turns[-1] if episode.turns and episode.turns[-1].parse_error else None
     said = "" if turn is None else (turn.calls[-1].text if turn.calls else "") or turn.reasoning
     return shorten(printable(said), ABOUT_CHARACTERS, placeholder=" ...") or None
@@ -215,8 +203,7 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
 def show_result(
     env: SearchEnv, episode: Episode, console: Console, files: Files, copies: Copies = MappingProxyType({})
 ) -> None:
-    """Print the delivered set: of each document the whole path, or its id, on a line that is never cut; where nothing
-    is convincing, that and the nearest documents alone."""
+    """Print the delivered documents, each path or id whole on its line; if none convinces, that and the nearest."""
     number, shown = f"\n{counted(len(episode.curated), 'document')}", episode.curated
     if shown and not judge(env.state.memory, shown).convincing:
         number, shown = f"\n{UNCONVINCING}; the nearest of {counted(len(shown), 'document')}:", shown[:NEAREST]

@@ -36,12 +36,9 @@ from harness1.records import Chunk, ChunkId, DocId, Episode, Hit, Record, Status
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.runs.journal import Journal, read_line_records
 
-ASKED = "asked.jsonl"
-"""The answers in the folder of a run, one a line."""
-NOTHING = "The passages do not say"
-"""What a model is told to write where they do not."""
-OnText = Callable[[str], None]
-"""Is called with all that a model has written so far."""
+ASKED = "asked.jsonl"  # the answers in the folder of a run, one a line
+NOTHING = "The passages do not say"  # what a model is told to write where they do not
+OnText = Callable[[str], None]  # is called with all that a model has written so far
 LONGEST = 20_000  # characters of a reply that are read
 TOKENS, ANSWER_TOKENS = 400, 300  # most of the passages for a model (characters / 4), and of its answer
 WINDOW = 8192  # tokens that a model of this machine is opened with at most, unless more passages are wanted
@@ -50,8 +47,7 @@ SUPPORT = 0.5  # share of a sentence's words that what bears it out has
 
 
 class Passage(Record):
-    """A passage that a search found, which an answer cites by its number, from 1. `section`: the heading that it stands
-    below, or its page, slide or sheet, if known."""
+    """What an answer cites by its number, from 1. `section`: the heading above it, or its page, slide or sheet."""
 
     chunk_id: ChunkId
     doc_id: DocId
@@ -69,9 +65,8 @@ class Passage(Record):
 
 
 class Citation(Record):
-    """What a sentence rests on. `found`: whether the quoted words stand in the passage of that number, or, where the
-    model quoted none, whether a sentence of it bears the citing one out, which is then quoted. `given`: the model cited
-    it; otherwise it was looked for."""
+    """What a sentence rests on. `found`: the quoted words stand in the passage of that number, or, where none were
+    quoted, a sentence of it bears the citing one out, and is quoted. `given`: by the model, and not looked for."""
 
     passage: int
     quote: str = ""
@@ -88,9 +83,9 @@ class Sentence(Record):
 
 
 class Answer(Record, kw_only=True):
-    """What was answered to a question, in the model's own words (`text`) and by sentences; without a model (`model` is
-    empty), the sentences of the passages, the best first. `convincing`: a document of the search is surely enough one
-    that the question asks for. `sufficient`: so it is, and a citation holds."""
+    """What a model answered (`text`), by sentences; without one, the sentences of the passages, the best first.
+    `convincing`: a document is surely enough one that the question asks for. `sufficient`: so it is, and a citation
+    holds."""
 
     question: str
     model: str = ""
@@ -106,7 +101,7 @@ class Answer(Record, kw_only=True):
         return self.convincing and any(each.found for sentence in self.sentences for each in sentence.citations)
 
     def as_json(self, files: Files = lambda _: None) -> dict[str, Any]:
-        """Return the answer as plain data, with the path of each passage that is in a file; null of another."""
+        """Return the answer as plain data, with the path of each passage that is in a file."""
         made = _fields(self)
         for passage, shown in zip(self.passages, made["passages"], strict=True):
             shown["path"] = str(path) if (path := files(passage.doc_id)) else None
@@ -156,14 +151,14 @@ _FENCED = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1|\Z)", re.MULTILINE | re.D
 
 
 def _heading(doc_id: str, text: str) -> str:
-    """Return the last heading of a text, for files whose headings are known by form; comments of code are none."""
+    """Return the last heading of a text, if its files have any; comments of code are none."""
     form = FORMATS.get(PurePath(doc_id).suffix.lower())
     found = [each[1] for each in form.title.finditer(_FENCED.sub("", text))] if form and form.title else []
     return found[-1].strip().strip(" \t#") if found else ""
 
 
 def _place(hit: Hit) -> str:
-    """Return the page, slide, sheet, message or attachment that a chunk is, which ends its id; "" if it is none."""
+    """Return the page, slide, sheet, message or attachment that the id of a chunk ends with, if any."""
     anchor = hit.chunk_id.removeprefix(hit.doc_id)
     if not re.match(r"#\w+=", anchor):
         return ""
@@ -172,8 +167,7 @@ def _place(hit: Hit) -> str:
 
 
 async def find_passages(env: SearchEnv, episode: Episode, known: Answer | None = None) -> list[Passage]:
-    """Return what an episode found of the documents that it delivered, the best document first, and after that what an
-    earlier answer rests on. Raises InfrastructureFault: the index failed."""
+    """Return what an episode found of its documents, the best first, then what an earlier answer rests on."""
     found: dict[ChunkId, Passage] = {}
     for place in episode.curated:
         hits = env.state.memory.hits_of(place.unit_id)
@@ -198,8 +192,7 @@ def follow(question: str, known: Answer | None) -> str:
 
 
 class Spot(NamedTuple):
-    """A sentence of a passage, which has a `number`, and a `start` in what is shown of that; the section that it is in;
-    and the terms of all of them with the title."""
+    """A sentence of the passage of a `number`, its `start` there, its section, and its terms with the title's."""
 
     number: int
     start: int
@@ -247,8 +240,7 @@ class Answerer(NamedTuple):
         return replace(answer, episode_id=episode.episode_id, convincing=convincing)
 
     async def answer(self, question: str, passages: Sequence[Passage], on_text: OnText = lambda _: None) -> Answer:
-        """Return an answer from passages, checked. `on_text`: called with all that the model has written so far, more
-        each time where its server streams. Raises as the model's endpoint does."""
+        """Return a checked answer. `on_text`: called with all that was written so far. Raises as the endpoint."""
         spots = best_sentences(question, passages)
         if self.model is None:
             best = tuple(Sentence(spot.text, (spot.cited,)) for spot in spots[:QUOTED])
@@ -273,12 +265,12 @@ class Answerer(NamedTuple):
 
 
 async def _complete(model: NamedModel, messages: Messages, on_text: OnText) -> tuple[str, str]:
+    def read(said: str) -> str:
+        return restore(strip_answer(said))[:LONGEST]
+
     def ended(message: dict[str, Any]) -> bool:
         on_text(read(text_of(message.get("content"))))
         return has_ended(message, ())
-
-    def read(said: str) -> str:
-        return restore(strip_answer(said))[:LONGEST]
 
     if isinstance(model.completer, Completer):
         completion = await model.completer.complete(messages, ended)
@@ -288,8 +280,7 @@ async def _complete(model: NamedModel, messages: Messages, on_text: OnText) -> t
 
 
 def open_answerer(spec: str, config: Config, tokens: int = TOKENS, answer_tokens: int = ANSWER_TOKENS) -> Answerer:
-    """Open `openai:MODEL@URL`, with the key of `machine.model`, or a model of this machine, such as `hf:MODEL`; empty:
-    none. Raises as `open_completer`."""
+    """Open a model by its spec, with the key of `machine.model`; empty: none. Raises as `open_completer`."""
     if not spec:
         return Answerer()
     window = min(config.env.context_window, max(WINDOW, 3 * tokens + answer_tokens))  # small models read no more
@@ -312,21 +303,19 @@ def ask(
     """Search, answer, and keep both in a run folder, which is returned; raise as `play_one`, and InfrastructureFault if
     the search is invalid. `known`: the answer that this question follows; True: the last one in the folder."""
 
-    @lru_cache(maxsize=1)
-    def earlier(folder: Path) -> Answer | None:
-        if known is not True:
-            return known or None
-        if not (kept := answers_in(folder)):
-            raise UsageError(f"{folder} holds no answer to follow: ask a first question without --follow")
-        return kept[-1]
+    earlier = [known] if isinstance(known, Answer) else []
 
     def task_in(folder: Path) -> Task:
-        return question_task(follow(question, earlier(folder)))
+        if known is True:
+            if not (kept := answers_in(folder)):
+                raise UsageError(f"{folder} holds no answer to follow: ask a first question without --follow")
+            earlier.append(kept[-1])
+        return question_task(follow(question, next(iter(earlier), None)))
 
     episode, env, out = play_one(task_in, setup, out, watch=watch, on_torn=on_torn)
     if episode.status is Status.INFRA_ERROR:
         raise InfrastructureFault(f"the search is invalid: {episode.error}")
-    answer = asyncio.run(answerer.answer_episode(env, episode, earlier(out), on_text))
+    answer = asyncio.run(answerer.answer_episode(env, episode, next(iter(earlier), None), on_text))
     with Journal(out, ASKED) as journal:
         journal.write(msgspec.json.encode(answer))
     return answer, out
@@ -351,8 +340,7 @@ _BULLET = re.compile(r"^ ?(?:[-*•]|\d{1,2}[.)]) ", re.MULTILINE)
 
 
 def read_cited(said: str, passages: Sequence[Passage]) -> tuple[Sentence, ...]:
-    """Read an answer: its sentences, and what they cite, checked. For a sentence that cites nothing, the passage that
-    bears it out is looked for."""
+    """Read the sentences of an answer and what they cite, checked; support is looked for where one cites nothing."""
     if _NOTHING.fullmatch(said):
         return ()
     marks = list[re.Match[str]]()
@@ -406,8 +394,7 @@ _GAP = "..."
 
 @lru_cache(maxsize=256)
 def _plain(text: str) -> tuple[str, list[int]]:
-    """Return what is compared of a text, and the place of each of its characters: letters in one form and case, simple
-    quotes and hyphens, without white space and invisible characters."""
+    """Return a text for comparison, and the places of its characters: in one form and case, without blanks."""
     found = [
         (letter, place)
         for place, whole in enumerate(unicodedata.normalize("NFC", text))
@@ -421,8 +408,7 @@ _NUMBER_GOES_ON = re.compile(r"(?<=\d)[.,]?\d|(?<=\d[.,])\d")
 
 
 def _is_within(text: str, at: int) -> bool:
-    """Return whether a place in a text is within a number, or a word of letters that have capitals: other scripts set
-    no spaces."""
+    """Return whether a place is within a number or a word of letters that have capitals: others set no spaces."""
     around = text[max(0, at - 1) : at + 1]
     is_word = len(around) == 2 and all(letter.lower() != letter.upper() for letter in around)
     return is_word or _NUMBER_GOES_ON.match(text, at) is not None
