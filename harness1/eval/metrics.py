@@ -13,14 +13,7 @@ import numpy as np
 
 from harness1.config import Config, Env
 from harness1.errors import UsageError
-from harness1.eval.statistics import (
-    RESAMPLES,
-    bootstrap_mean,
-    bootstrap_means,
-    finite_or_null,
-    task_means,
-    variance_components,
-)
+from harness1.eval.statistics import RESAMPLES, bootstrap_mean, bootstrap_means, finite_or_null, task_means
 from harness1.records import (
     STATUS_OF,
     ChunkId,
@@ -89,8 +82,7 @@ def metric_names(env: Env) -> tuple[str, ...]:
 
 
 def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = None) -> dict[str, float]:
-    """Return all metrics of a scored episode, with `tool_<name>`, the number of successful calls of each tool that it
-    used, and with gold `rerank_recall`, if defined. Raises UsageError: it has not been scored."""
+    """Return all metrics of a scored episode, `tool_<name>` and `rerank_recall` among them; UsageError if it is not."""
     if episode.reward is None:
         raise UsageError(f"episode {episode.episode_id!r} has no reward: score it first")
     populated = {unit for observation in episode.observations for unit in observation.delta.auto_populated}
@@ -145,8 +137,7 @@ def tokens_of(episode: Episode) -> Tokens | None:
 
 
 def model_use(episode: Episode) -> dict[str, float]:
-    """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and if ids
-    were recorded its output tokens and `merge_ratio`, the number of trained calls per training row."""
+    """Return what an episode cost its model; `merge_ratio`: trained calls per training row, if ids were recorded."""
     calls, tokens = list(calls_of(episode)), tokens_of(episode)
     used = {}
     if tokens is not None:
@@ -199,8 +190,7 @@ def failure_class(stop: StopReason, outcome: Outcome | None) -> str:
 
 
 def broken(ended: Mapping[StopReason, int], said: Mapping[str, int], faults: Faults) -> dict[str, Any]:
-    """Return the account of broken episodes for `metrics.json`: by the word for each end (`BROKEN`), their number, how
-    they are `counted` in the means, and the infrastructure's most frequent messages (`said`, with their episodes)."""
+    """Return why episodes broke, how many, how they count in means, and the most frequent messages (`said`)."""
     found: dict[str, Any] = {
         word: {"episodes": ended[stop], "counted": "zero"} for stop, word in BROKEN.items() if ended.get(stop)
     }
@@ -237,11 +227,11 @@ def summarise(
     faults: Faults = "exclude",
 ) -> dict[str, Any]:
     """Return the content of `metrics.json` as plain data: each metric as `{mean, low, high}` over the `scored` tasks,
-    of whose samples it is averaged first (null if no task was scored); `spread`, the `variance_components` of repeated
-    ones; `failures` by status, and `broken` with why and how they count. A policy's failure is scored like any episode;
-    an infrastructure fault is left out, or counts as 0 (`faults`). `tool_mix` is the share of each tool in successful
-    calls. `missing` tasks have no episode; if the run is `finished`, they count as one in which nothing was done or
-    delivered. Raises UsageError: an episode is of none of the tasks, or a task cannot be scored."""
+    of whose samples it is averaged first (null if no task was scored); `failures` by status, and `broken` with why and
+    how they count. A policy's failure is scored like any episode; an infrastructure fault is left out, or counts as 0
+    (`faults`). `tool_mix` is the share of each tool in successful calls. `missing` tasks have no episode; if the run is
+    `finished`, they count as one in which nothing was done. Raises UsageError: an episode is of none of the tasks, or a
+    task cannot be scored."""
     return MeasuredRun(episodes, tasks, config, finished, faults).summary(seed)
 
 
@@ -295,7 +285,6 @@ class MeasuredRun:
     def summary(self, seed: int = 0) -> dict[str, Any]:
         """Return what `summarise` does."""
         samples, calls = self.by_metric, self.calls.total()
-        repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
         means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
         # All intervals are from the same resamples; for a metric that some tasks lack, over the other tasks.
         everywhere = [name for name, column in means.items() if len(column) == len(self.samples)]
@@ -304,7 +293,6 @@ class MeasuredRun:
         for name in means.keys() - found.keys():
             found[name] = bootstrap_mean(means[name], RESAMPLES, seed)
         return {name: finite_or_null(found[name]) for name in means} | {
-            "spread": {name: variance_components(of) for name, of in repeated.items()},
             "tasks": len(self.tasks),
             "scored": len(self.samples),
             "missing": len(self.tasks.keys() - self.met),

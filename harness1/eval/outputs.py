@@ -1,5 +1,5 @@
 """Files made from a run's episodes: tables, TREC runs, a BrowseComp-Plus submission; equal episodes give equal bytes,
-in whatever order they finished. And the frames of a recorded run for pandas or polars."""
+in whatever order they finished."""
 
 from __future__ import annotations
 
@@ -7,24 +7,16 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 from urllib.parse import quote
-
-import msgspec
 
 from harness1.config import Config
 from harness1.data.trec import write_qrels, write_run
-from harness1.errors import MissingExtra, UsageError
-from harness1.eval.metrics import MeasuredRun, documents_of_hits, failure_class, measure_episode, resources
-from harness1.eval.run import Run
+from harness1.eval.metrics import MeasuredRun, documents_of_hits, resources
 from harness1.plain import text_digest
-from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Turn, UnitId
-from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
-from harness1.rows.calls import calls_of
+from harness1.records import ChunkId, DocId, Episode, Status, UnitId
+from harness1.reward.measures import delivery
 from harness1.runs import folder as runs
 from harness1.runs.files import read_json, read_stage, write_atomically, write_json
 from harness1.runs.journal import latest_episodes
@@ -145,135 +137,25 @@ def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> 
     return text.getvalue()
 
 
-Library = Literal["", "pandas", "polars"]
-LIBRARIES = ("pandas", "polars")
-SUMMARY = 200  # characters of the arguments of an action in a row
-Row = dict[str, Any]
+class RecordedRun(NamedTuple):
+    """A run folder read back: the last episode of each task and sample, in that order, and what `metrics.json` holds,
+    if anything was scored."""
 
-
-@dataclass(frozen=True)
-class RecordedRun:
-    """A run folder as tables; made by `load_run`."""
-
-    run: Run
-    episodes: tuple[Episode, ...]  # the last episode of each task and sample, in that order
-
-    @property
-    def folder(self) -> Path:
-        return self.run.folder
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` holds; empty where nothing was scored."""
-        path = self.run.folder / runs.METRICS
-        return read_json(path) if path.is_file() else {}
-
-    def tasks(self, library: Library = "") -> Any:
-        """Return a frame of `library` (`pandas` or `polars`; empty: whichever is installed, pandas first) with a row
-        for each episode: `task`, `query`, `sample`, `seed`, `policy`, `episode`, `group`, `status`, `stop`, the failure
-        `class`, `delivered` units and how many have each tag, `turns`, `seconds`, the tokens of all contexts
-        (`prompt_tokens`), those that no prefix cache held (`prefill_tokens`) and sampled ones (`output_tokens`),
-        `reward` without unit, and where gold is known every metric of `tasks.csv`, mostly shares of 1. What is unknown
-        is missing. Raises MissingExtra: the library is not installed; UsageError: there is no library of that name."""
-        return _frame([self._task(episode) for episode in self.episodes], library)
-
-    def turns(self, library: Library = "") -> Any:
-        """Return a frame, as `tasks` does, with a row for each turn: `task`, `sample`, `episode`, `turn` from 1,
-        `tool`, the first 200 characters of its `arguments`, the `error` code of its result, `prompt_tokens` of its
-        context, `prefill_tokens` that no prefix cache held, sampled `output_tokens`, `attempts` of a model, `seconds`
-        of them, `hits`, units that were `new`, and how many of the gold `targets` have been `found` so far."""
-        rows = []
-        for episode in self.episodes:
-            try:
-                wanted = targets(episode.task.task_id, self.run.gold_of(episode.task), episode.unit).relevant
-            except UsageError:
-                wanted = None
-            seen: set[UnitId] = set()
-            for turn in episode.turns:
-                row, hits = _describe_turn(episode, turn), turn.observation.hits if turn.observation else ()
-                seen |= {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
-                row["found"] = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
-                rows.append(row | {"targets": None if wanted is None else len(wanted)})
-        return _frame(rows, library)
-
-    def _task(self, episode: Episode) -> Row:
-        gold = self.run.gold_of(episode.task)
-        result = outcome_if_known(episode, gold)
-        tags, called = Counter(entry.tag for entry in episode.curated), list(calls_of(episode))
-        metrics = {} if result is None else measure_episode(result, episode, gold, self.run.config)
-        row: Row = {
-            "task": episode.task.task_id,
-            "query": episode.task.query,
-            "sample": episode.sample_idx,
-            "seed": episode.seed,
-            "policy": self.run.policy,
-            "episode": episode.episode_id,
-            "group": episode.group_id,
-            "status": episode.status.value,
-            "stop": episode.stop_reason.value,
-            "class": failure_class(episode.stop_reason, result),
-            "delivered": len(episode.curated),
-            **{tag: tags[tag] for tag in TAGS},
-            "turns": len(episode.turns),
-            "seconds": sum(episode.stage_ms.values()) / 1000,
-            "prompt_tokens": sum(turn.prompt_tokens for turn in episode.turns),
-            "prefill_tokens": sum(turn.prefill_tokens for turn in episode.turns),
-            "output_tokens": sum(len(call.output_ids) for call in called) if called else None,
-            "reward": metrics.get("reward") if episode.reward is None else episode.reward.total,
-        }
-        return row | {name: value for name, value in metrics.items() if name not in row}
+    folder: Path
+    episodes: tuple[Episode, ...]
+    metrics: dict[str, Any]
 
 
 def load_run(folder: Path | str) -> RecordedRun:
-    """Return a recorded run of `search`, `eval`, `sft collect` or `rl train`, whose `tasks()` and `turns()` are frames
-    of pandas or polars; their docstrings name the columns and the units.
+    """Return a recorded run of `search`, `eval`, `sft collect` or `rl train`: its `folder`, its `episodes`, and its
+    `metrics`, shares of 1 and other units as `harness1 eval` writes them.
 
     Raises:
         UsageError: the folder holds no run; or, as a SchemaError, its card or an episode is damaged.
     """
     place = Path(folder)
     card = read_stage(place)
-    run = Run.open(place / "episodes" if card is not None and card.verb == "rl train" else place)
-    return RecordedRun(run, tuple(episode for _, episode in sorted(latest_episodes(run.folder).items())))
-
-
-def _describe_turn(episode: Episode, turn: Turn) -> Row:
-    action, seen, calls = turn.action, turn.observation, turn.calls
-    error = None if seen is None or seen.error is None else seen.error.code
-    return {
-        "task": episode.task.task_id,
-        "sample": episode.sample_idx,
-        "episode": episode.episode_id,
-        "turn": turn.index,
-        "tool": action and action.name,
-        "arguments": msgspec.json.encode(action.arguments).decode()[:SUMMARY] if action else "",
-        "error": error if turn.parse_error is None else "parse_error",
-        "prompt_tokens": turn.prompt_tokens,
-        "prefill_tokens": turn.prefill_tokens,
-        "output_tokens": sum(len(call.output_ids) for call in calls) if calls else None,
-        "attempts": len(calls) or None,
-        "seconds": sum(call.t_end - call.t_start for call in calls) if calls else None,
-        "hits": len(seen.hits) if seen else 0,
-        "new": len(seen.delta.new) if seen else 0,
-    }
-
-
-def outcome_if_known(episode: Episode, gold: Gold | None) -> Outcome | None:
-    """Return the outcome of an episode; None if the infrastructure broke it, or its gold does not say."""
-    if gold is None or episode.status is Status.INFRA_ERROR:
-        return None
-    try:
-        return measure_outcome(episode, gold)
-    except UsageError:
-        return None
-
-
-def _frame(rows: list[Row], library: str) -> Any:
-    if library and library not in LIBRARIES:
-        raise UsageError(f"there is no library {library!r} here: give {' or '.join(LIBRARIES)}")
-    chosen = library or next((name for name in LIBRARIES if find_spec(name)), LIBRARIES[0])
-    if find_spec(chosen) is None:
-        raise MissingExtra(chosen, "frames")
-    names = list(dict.fromkeys(name for row in sorted(rows, key=len) for name in row))
-    columns: Mapping[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
-    return import_module(chosen).DataFrame(columns, **({"strict": False} if chosen == "polars" else {}))
+    place = place / "episodes" if card is not None and card.verb == "rl train" else place
+    runs.run_config(place)
+    episodes = tuple(episode for _, episode in sorted(latest_episodes(place).items()))
+    return RecordedRun(place, episodes, read_json(place / runs.METRICS) if (place / runs.METRICS).is_file() else {})

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, variance
 from typing import TypeVar
 
 import msgspec
@@ -17,21 +16,6 @@ from harness1.errors import UsageError
 from harness1.records import Record
 
 Name = TypeVar("Name")
-
-
-def variance_components(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
-    """Fit the one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus
-    an error. Return the standard deviations `between` the true means of tasks (None for one task; the variance of the
-    task means less the part due to errors, at least 0) and `within` the samples of one task, and `repeats`, the most
-    samples of a task. Raises UsageError: no task has two samples, or one has none."""
-    groups = list(samples.values())
-    if not all(groups) or not any(len(group) > 1 for group in groups):
-        raise UsageError("the spread between repeats needs a task with two samples, and no task without samples")
-    within = fmean(variance(group) for group in groups if len(group) > 1)
-    noise = fmean(within / len(group) for group in groups)
-    means = [fmean(group) for group in groups]
-    between = math.sqrt(max(0.0, variance(means) - noise)) if len(means) > 1 else None
-    return {"between": between, "within": math.sqrt(within), "repeats": max(map(len, groups))}
 
 
 LEVEL, RESAMPLES = 0.95, 2000

@@ -260,20 +260,6 @@ def test_a_task_that_a_finished_run_dropped_counts_as_one_that_nothing_was_done_
     assert (summary["episodes"], summary["failures"]) == (open_ended["episodes"], open_ended["failures"])
 
 
-def test_repeats_tell_the_spread_within_a_task_from_that_between_tasks() -> None:
-    repeated = [*RUN[:2], finished("t4", "a"), finished("t4", "a", sample=1), RUN[2]]
-    found = summarise(repeated, TASKS, CONFIG)["spread"]
-    # Recalls: t1 1 and 0, t4 1/2 and 1/2, t2 0.
-    within = (0.5 + 0.0) / 2
-    between = 1 / 12 - within * (1 / 2 + 1 / 2 + 1) / 3
-    assert between < 0
-    assert found["curated_recall"] == {"between": 0.0, "within": pytest.approx(within**0.5), "repeats": 2}
-    # Calls of search: t1 2 and 0, t4 none, t2 1.
-    assert found["tool_search_corpus"]["within"] == pytest.approx(1.0)
-    assert summarise(RUN[:2], TASKS, CONFIG)["spread"]["curated_recall"]["between"] is None
-    assert summarise([finished("t1", "a"), finished("t2", "")], TASKS, CONFIG)["spread"] == {}
-
-
 def test_what_only_some_tasks_define_is_averaged_over_these() -> None:
     told = finished(
         "t1", "ab", turns=tuple(msgspec.structs.replace(turn, prompt_tokens=90) for turn in calls("a", "b"))

@@ -13,7 +13,6 @@ from harness1.eval.statistics import (
     paired_difference,
     randomisation_test,
     task_means,
-    variance_components,
 )
 
 
@@ -103,17 +102,3 @@ def test_holm_and_means_by_hand() -> None:
     assert holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
     assert list(holm({"b": 0.5, "a": 0.1})) == ["b", "a"]
     assert holm({}) == {}
-
-
-def test_the_spread_by_hand() -> None:
-    # Sample variances 0.02, 0 and 0.08; means 0.5, 0.1 and 0.9, whose variance is 0.16.
-    found = variance_components({"a": [0.4, 0.6], "b": [0.1, 0.1], "c": [0.7, 1.1]})
-    within = 0.1 / 3
-    between = math.sqrt(0.16 - within / 2)
-    assert found == {"between": pytest.approx(between), "within": pytest.approx(math.sqrt(within)), "repeats": 2}
-    assert variance_components({"a": [0.0, 1.0], "b": [1.0, 0.0]})["between"] == 0.0
-    alone = variance_components({"a": [0.0, 1.0]})
-    assert (alone["between"], alone["within"]) == (None, pytest.approx(math.sqrt(0.5)))
-    for samples, why in (({"a": [1.0], "b": [0.0]}, "two samples"), ({"a": [1.0, 2.0], "b": []}, "without samples")):
-        with pytest.raises(UsageError, match=why):
-            variance_components(samples)
