@@ -44,8 +44,7 @@ def _view_state(memory: WorkingMemory) -> StateView:
 
 
 def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
-    """Return the difference between two states of a memory, with units as numbers and without empty parts. `memory`: in
-    the later state. `delta`: that of the action, which distinguishes evictions from removals."""
+    """Return the non-empty differences between two states, units as numbers. `memory`: in the later state."""
     gone = [unit for unit in before.curated if unit not in now.curated]
     unit, rank = tables.unit, TAGS.index
     names = memory.evidence.names
@@ -76,8 +75,7 @@ def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delt
 
 
 WORDS, SOURCES, LINKS = 7, 4, 200
-"""Words of the longest name that is looked for in a query; limits of the documents listed as the source of a name, and
-of the links between documents of an episode."""
+"""Most words of a name in a query, documents listed as its source, and links of an episode."""
 _AROUND = " ,.;:?!'\"()“”’"
 
 

@@ -82,8 +82,7 @@ class Watched:
         return page(" · ".join(folder.resolve().name for folder in self._folders), about | lists, live=True)
 
     def news(self, life: str, seen: int) -> dict[str, Any]:
-        """Return what has changed since a page has `seen` so many changes of a `life`, and the state of everything
-        small. Another life means that the page must begin again."""
+        """Return what changed since a page has `seen` so many changes; of another `life` it must begin again."""
         with self._lock:
             self._look()
             fresh = self._changes[seen if life == self._life else 0 :]
@@ -202,8 +201,7 @@ class Watched:
 
 
 def _episode_data(run: WatchedRun, start: int) -> str:
-    """Return the data of an episode in three parts; the third holds what a file stores once for many episodes. Raises
-    InfrastructureFault: its record has become unreadable."""
+    """Return the data of an episode in three parts; InfrastructureFault if its record cannot be read."""
     try:
         made = make_episode(run.source, 0, (run.episode(start), True))
     except (OSError, StopIteration, SchemaError) as error:

@@ -4,19 +4,19 @@ many, and those that fit are put into one page."""
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
 from harness1.errors import SchemaError, UsageError
-from harness1.eval.metrics import MEANINGS, measure_episode, metrics_of_nothing
-from harness1.records import TAGS, Episode, EpisodeKey, Status, Task
+from harness1.eval.metrics import MEANINGS
+from harness1.eval.run import read_run
+from harness1.records import TAGS, Episode, EpisodeKey, Task
 from harness1.runs.files import replacing
 from harness1.runs.folder import VIEW
 from harness1.runs.journal import EPISODES, read_episodes
@@ -24,23 +24,22 @@ from harness1.training.log import LOG
 from harness1.viewer import work
 from harness1.viewer.episode import EpisodeView
 from harness1.viewer.html import deflate, page
-from harness1.viewer.report import read_report
-from harness1.viewer.run_page import EpisodeRow, Measured, RunSource, in_order, pairs, row_of, score_episode, with_room
-from harness1.viewer.tables import NUMBER_BYTES, Passage, Passages, Place, Spool, map_in_order
+from harness1.viewer.report import worst_and_best
+from harness1.viewer.run_page import EpisodeRow, RunSource, in_order, pairs, row_of, score_episode, with_room
+from harness1.viewer.tables import NUMBER_BYTES, Passage, Passages, map_in_order
 
 BATCH = 16  # episodes that are sent to a worker process at a time, along with their run
 WORTH_A_POOL = 4_000_000  # minimum bytes of episodes for which worker processes are worth starting
 
 
 class Made(msgspec.Struct):
-    """A processed episode. `data`: its compressed view, if wanted. `measured`: empty if it cannot be scored."""
+    """A processed episode. `data`: its compressed view, if wanted."""
 
     key: EpisodeKey
     row: EpisodeRow
     data: str | None = None
     passages: list[Passage] = []
     shared: dict[str, str] = {}
-    measured: dict[str, float] = {}
 
 
 def make_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
@@ -61,22 +60,19 @@ def make_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
     """Score an episode, and replay and compress it if requested."""
     episode, wanted = item
     gold = run.gold_of(episode.task)
-    outcome, reward = score_episode(episode, gold, run.config)
-    row = partial(row_of, episode, number, (outcome, reward), run.tools)
-    metrics = {} if outcome is None else measure_episode(outcome, episode, gold, run.config)
-    if episode.status is Status.INFRA_ERROR and gold is not None and run.faults == "zero":
-        metrics = metrics_of_nothing(msgspec.structs.replace(episode.task, gold=gold), run.config)
+    scored = score_episode(episode, gold, run.config)
+    row = partial(row_of, episode, number, scored, run.tools)
     if not wanted:
-        return Made(episode.key, row(None), measured=metrics)
+        return Made(episode.key, row(None))
     view = EpisodeView(episode, run.config.env, gold, run.tokenizer, run.titles)
     try:
-        data = view.as_json(reward) | {"answers": run.answers_to(episode)}
+        data = view.as_json(scored[1]) | {"answers": run.answers_to(episode)}
     except SchemaError as error:
-        return Made(episode.key, row(str(error)), measured=metrics)
+        return Made(episode.key, row(str(error)))
     # Old records lack token counts and get those of the replay.
     tokens = sum(turn["tokens"] for turn in data["turns"])
     counted = msgspec.structs.replace(row(view.problem), tokens=tokens)
-    return Made(episode.key, counted, deflate(data), view.tables.passages, view.tables.shared, metrics)
+    return Made(episode.key, counted, deflate(data), view.tables.passages, view.tables.shared)
 
 
 TAG_BYTES = 80  # upper limit of a script tag without its content
@@ -94,23 +90,16 @@ class Written:
     problems: int
 
 
-@dataclass(frozen=True)
-class _Stored:
-    place: Place
+class _Stored(NamedTuple):
+    """An episode: its row, and, if it was wanted, its data with the numbers of its passages."""
+
+    row: EpisodeRow
+    data: str
     passages: Sequence[int]
 
     @property
     def size(self) -> int:
-        return self.place[1] + NUMBER_BYTES * len(self.passages) + TAG_BYTES
-
-
-@dataclass
-class _Gathered:
-    spool: Spool
-    passages: Passages
-    rows: list[EpisodeRow] = field(default_factory=list)
-    episodes: list[_Stored | None] = field(default_factory=list)
-    shared: list[str] = field(default_factory=list)
+        return len(self.data) + NUMBER_BYTES * len(self.passages) + TAG_BYTES
 
 
 def write_view(
@@ -123,10 +112,9 @@ def write_view(
     max_bytes: int = 60_000_000,
     workers: int = 0,
 ) -> Written:
-    """Write one file with the runs, trainings and recordings of some folders, and of the stages of a recipe, replacing
-    an earlier file atomically. If ids of `episodes` or `tasks` are given, it holds only these, but the rows of all.
-    `on_episode`: called with the number of episodes so far. Raises as `make_episodes`, and UsageError: a folder holds
-    none of these, an id is unknown, or the file cannot be written or lies in a run that is not the only one."""
+    """Write one file with the runs, trainings and recordings of some folders, also of recipes. `episodes`, `tasks`: if
+    there are any, it holds these ids alone, but the rows of all. `on_episode`: called with the number so far. Raises as
+    `make_episodes`, and UsageError: a folder or an id is unknown, or the file cannot be written, or lies in a run."""
 
     def is_wanted(episode: Episode) -> bool:
         return episode.episode_id in episodes or episode.task.task_id in tasks or not (episodes or tasks)
@@ -150,85 +138,74 @@ def write_view(
         "tags": TAGS,
         "classes": MEANINGS,
     }
-    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as texts:
-        found = _Gathered(Spool(file), Passages(Spool(texts)))
-        made = (make_episodes(run, number, is_wanted, workers) for number, run in enumerate(runs))
-        measured = [_gather(run, each, found, on_episode) for run, each in zip(runs, made, strict=True)]
-        known = {row.episode for row in found.rows}, {row.task for row in found.rows}
-        if unknown := sorted({*episodes} - known[0] | {*tasks} - known[1]):
-            raise UsageError(f"no run has {', '.join(map(repr, unknown[:5]))}: give ids from the list")
-        index["pairs"] = pairs(runs, measured)
-        fixed = [("r", found.shared), ("t", trainings), ("s", [text for _, text in sessions])]
-        empty = sum(len(part.encode()) for part in page(title, index | {"rows": found.rows}))
-        used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
-        held = _choose_held(found, max_bytes - empty - used)
-        rows = [msgspec.structs.replace(row, held=at in held) for at, row in enumerate(found.rows)]
-        try:
-            with replacing(out) as target:
-                whole = page(title, index | {"rows": rows}, _tags(found, held, fixed))
-                target.writelines(part.encode() for part in whole)
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written: {error.strerror}") from error
+    found, shared, passages = list[_Stored](), list[str](), Passages()
+    met = count(1)
+    for number, run in enumerate(runs):
+        made = make_episodes(run, number, is_wanted, workers)
+        stored, of_run = _gather(run, made, passages, lambda: on_episode(next(met)))
+        found += stored
+        shared.append(of_run)
+    known = {each.row.episode for each in found}, {each.row.task for each in found}
+    if unknown := sorted({*episodes} - known[0] | {*tasks} - known[1]):
+        raise UsageError(f"no run has {', '.join(map(repr, unknown[:5]))}: give ids from the list")
+    index["pairs"] = pairs(runs)
+    fixed = [("r", shared), ("t", trainings), ("s", [text for _, text in sessions])]
+    empty = sum(len(part.encode()) for part in page(title, index | {"rows": [each.row for each in found]}))
+    used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
+    held = _choose_held(found, passages, max_bytes - empty - used)
+    rows = [msgspec.structs.replace(each.row, held=at in held) for at, each in enumerate(found)]
+    try:
+        with replacing(out) as target:
+            whole = page(title, index | {"rows": rows}, _tags(found, passages, sorted(held), fixed))
+            target.writelines(part.encode() for part in whole)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
     problems = sum(row.problem is not None for row in rows)
     return Written(out, out.stat().st_size, len(held), len(rows) - len(held), problems)
 
 
-def _gather(run: RunSource, episodes: Iterable[Made], found: _Gathered, on_episode: Listener) -> Measured:
-    latest: dict[EpisodeKey, int] = {}
-    measured: dict[EpisodeKey, dict[str, float]] = {}
-    shared: dict[str, str] = {}
+def _gather(
+    run: RunSource, episodes: Iterable[Made], passages: Passages, on_episode: Callable[[], object]
+) -> tuple[list[_Stored], str]:
+    """Return the last episode of each key, and the data that they share."""
+    latest, shared = dict[EpisodeKey, _Stored](), dict[str, str]()
     for made in episodes:
         shared |= made.shared
-        measured[made.key] = made.measured
-        stored = None
-        if made.data is not None:
-            stored = _Stored(found.spool.put(made.data.encode()), found.passages.numbers(made.passages))
-        if made.key in latest:
-            found.rows[latest[made.key]], found.episodes[latest[made.key]] = made.row, stored
-            continue
-        latest[made.key] = len(found.rows)
-        found.rows.append(made.row)
-        found.episodes.append(stored)
-        on_episode(len(found.rows))
-    found.shared.append(deflate(run.shared(shared)))
-    return measured
+        latest[made.key] = _Stored(made.row, made.data or "", passages.numbers(made.passages))
+        on_episode()
+    return list(latest.values()), deflate(run.shared(shared))
 
 
-def _choose_held(found: _Gathered, room: int) -> set[int]:
-    asked = [place for place in in_order(found.rows) if found.episodes[place] is not None]
-    whole = sum(stored.size for stored in found.episodes if stored is not None)
+def _choose_held(found: Sequence[_Stored], passages: Passages, room: int) -> set[int]:
+    asked = [place for place in in_order([each.row for each in found]) if found[place].data]
+    whole = sum(found[place].size for place in asked)
     # Sizes of single passages are upper limits: together they may fit where they seem not to.
     if whole < room:
-        whole += sum(len(block) + TAG_BYTES for block in found.passages.blocks(_passages_of(found, asked)))
+        whole += sum(len(block) + TAG_BYTES for block in passages.blocks(_passages_of(found, asked)))
         if whole <= room:
             return set(asked)
-    sizes = [(stored.size, stored.passages) if stored else (0, ()) for stored in found.episodes]
-    return with_room(asked, sizes, found.passages.sizes, room)
+    return with_room(asked, [(each.size, each.passages) for each in found], passages.sizes, room)
 
 
-def _passages_of(found: _Gathered, held: Iterable[int]) -> list[int]:
-    stored = (found.episodes[place] for place in held)
-    return list(dict.fromkeys(number for each in stored if each is not None for number in each.passages))
+def _passages_of(found: Sequence[_Stored], held: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(number for place in held for number in found[place].passages))
 
 
 def _tags(
-    found: _Gathered, held: Collection[int], fixed: Iterable[tuple[str, Sequence[str]]]
+    found: Sequence[_Stored], passages: Passages, held: Sequence[int], fixed: Iterable[tuple[str, Sequence[str]]]
 ) -> Iterator[tuple[str, str]]:
     for name, texts in fixed:
         yield from ((f"{name}{number}", text) for number, text in enumerate(texts))
-    used = _passages_of(found, sorted(held))
+    used = _passages_of(found, held)
+    yield from ((f"p{number}", text) for number, text in enumerate(passages.blocks(used)))
     numbers = {number: at for at, number in enumerate(used)}
-    yield from ((f"p{number}", text) for number, text in enumerate(found.passages.blocks(used)))
-    for at in sorted(held):
-        if (stored := found.episodes[at]) is not None:
-            passages: Any = [numbers[number] for number in stored.passages]
-            yield f"e{at}", f"{found.spool.get(*stored.place).decode()},{deflate(passages)}"
+    for at in held:
+        yield f"e{at}", f"{found[at].data},{deflate([numbers[number] for number in found[at].passages])}"
 
 
-def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
+def ensure_view(folder: Path, tasks: Sequence[Task]) -> None:
     """Write the viewer file of a run, unless it exists, with its worst and best tasks alone, which is soon done."""
-    if (folder / VIEW).is_file():
-        return
-    worst, best = read_report(folder, tasks).worst_and_best
-    if worst:
-        write_view([folder], folder / VIEW, tasks=[*worst, *best], max_bytes=max_bytes, workers=1)
+    if not (folder / VIEW).is_file():
+        worst, best = worst_and_best(read_run(folder, tasks=tasks).per_task)
+        if worst:
+            write_view([folder], folder / VIEW, tasks=[*worst, *best], workers=1)

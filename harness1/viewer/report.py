@@ -6,20 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from harness1.config import Config
 from harness1.config.settings import differences
-from harness1.errors import MALFORMED, UsageError
-from harness1.eval.ablations import COLUMNS, AblationTable, cells
+from harness1.errors import UsageError
 from harness1.eval.metrics import broken_lines, fault_reasons
-from harness1.eval.run import Run, read_run
+from harness1.eval.run import PerTask, Run, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
 from harness1.runs import folder as runs
@@ -27,7 +24,6 @@ from harness1.runs.files import Stage, read_json, write_atomically
 from harness1.runs.journal import EPISODES
 from harness1.viewer.html import format_value, render
 
-ABLATIONS = "ablations.json"
 SHOWN = 8  # limit of the worst tasks, and of the best
 BINS = 10
 CLOCKED = (*runs.SESSION, "earlier")  # provenance of a process or a machine, not of the run
@@ -65,15 +61,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of the page; of missing files, empty. `ablations`: the table beside the run folder. `run`: None if
-    the episodes or their dataset can no longer be read."""
+    """The contents of the page; of missing files, empty. `run`: None if the episodes or the dataset cannot be read."""
 
     stage: Stage
     config: Config
     metrics: Mapping[str, Any]
     provenance: Mapping[str, Any]
     resources: Mapping[str, Any]
-    ablations: AblationTable | None
     run: Run | None
 
     @property
@@ -100,17 +94,9 @@ class Report:
                 found.append(Histogram(name, values, 1.0 if places else max(values), places))
         return found
 
-    @cached_property
+    @property
     def worst_and_best(self) -> tuple[list[str], list[str]]:
-        """Return the ids of the tasks with the lowest and the highest curated recall, then trajectory recall."""
-        rows = self.run.per_task if self.run else {}
-
-        def key(task: str) -> tuple[float, float]:
-            return rows[task]["curated_recall"], rows[task].get("trajectory_recall", 0.0)
-
-        ranked = sorted((task for task, row in sorted(rows.items()) if "curated_recall" in row), key=key)
-        half = min(SHOWN, (len(ranked) + 1) // 2)
-        return ranked[:half], sorted(ranked[half:], key=key, reverse=True)[:SHOWN]
+        return worst_and_best(self.run.per_task if self.run else {})
 
     def changes(self, *, work: bool) -> list[tuple[str, Any, Any]]:
         """Return the changed settings, each with its value and the default: of the machine if `work`, or not."""
@@ -145,6 +131,17 @@ class Report:
         return [*rows, *_flat({key: self.provenance.get(key) for key in CLOCKED})]
 
 
+def worst_and_best(rows: PerTask) -> tuple[list[str], list[str]]:
+    """Return the ids of the tasks with the lowest and the highest curated recall, then trajectory recall."""
+
+    def key(task: str) -> tuple[float, float]:
+        return rows[task]["curated_recall"], rows[task].get("trajectory_recall", 0.0)
+
+    ranked = sorted((task for task, row in sorted(rows.items()) if "curated_recall" in row), key=key)
+    half = min(SHOWN, (len(ranked) + 1) // 2)
+    return ranked[:half], sorted(ranked[half:], key=key, reverse=True)[:SHOWN]
+
+
 def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
     """Write the report of a run folder, unless it exists: commands that change the other files of a run remove it."""
     if not (folder / runs.REPORT).is_file():
@@ -154,28 +151,19 @@ def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
 def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
     """Write the report of a run folder. `tasks`: those of the run, with gold; None reads them from its dataset. Raises
     UsageError: the folder is no run folder, or has no metrics yet; SchemaError: one of its files is damaged."""
-    report = read_report(folder, tasks)
-    told = {"broken": list(broken_lines(report.metrics)), "fault_reasons": fault_reasons(report.metrics)}
-    told |= {"columns": COLUMNS, "lines": list(cells(report.ablations)) if report.ablations else []}
-    page = render("report.html", title=report.title, styles=("report.css",), report=report, **told)
-    write_atomically(folder / runs.REPORT, "".join(page).encode())
-
-
-def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
-    """Read the contents of the report; arguments and errors are those of `write_report`."""
     stage = runs.read_run_card(folder)
     config, _ = runs.run_config(folder, stage)
     if not (folder / runs.METRICS).is_file():
         raise UsageError(f"{folder} has no {runs.METRICS}: an evaluation writes it when it ends")
     paths = (folder / name for name in (runs.METRICS, runs.PROVENANCE, runs.RESOURCES))
     metrics, provenance, resources = (read_json(path) if path.is_file() else {} for path in paths)
-    ablations = run = None
-    with suppress(OSError, *MALFORMED):  # another file of that name
-        if (table := folder.resolve().parent / ABLATIONS).is_file():
-            ablations = msgspec.json.decode(table.read_bytes(), type=AblationTable)
+    run = None
     with suppress(UsageError):
         run = read_run(folder, tasks=tasks) if (folder / EPISODES).is_file() else None
-    return Report(stage, config, metrics, provenance, resources, ablations, run)
+    report = Report(stage, config, metrics, provenance, resources, run)
+    told = {"broken": list(broken_lines(report.metrics)), "fault_reasons": fault_reasons(report.metrics)}
+    page = render("report.html", title=report.title, styles=("report.css",), report=report, **told)
+    write_atomically(folder / runs.REPORT, "".join(page).encode())
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

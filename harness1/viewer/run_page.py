@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain, groupby, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 from zlib import crc32
 
@@ -18,17 +17,16 @@ from harness1.env.pieces import static_piece
 from harness1.errors import UsageError
 from harness1.eval.cited import answers_in
 from harness1.eval.compare import correct_p_values, differences_of
-from harness1.eval.metrics import HEADLINE, failure_class, task_metrics
-from harness1.eval.outputs import outcome_if_known
+from harness1.eval.metrics import HEADLINE, failure_class
 from harness1.eval.run import PerTask, Run
 from harness1.eval.statistics import RESAMPLES
 from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY
 from harness1.models.spec import ModelSpec, is_model
 from harness1.models.tokenizer import HarmonyVocabulary, Tokenizer, open_tokenizer
-from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Task
+from harness1.records import Episode, Gold, RewardRecord, Status
 from harness1.reward import composite
-from harness1.reward.measures import Outcome, delivery, targets
+from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.runs.files import find_json
 from harness1.runs.folder import METRICS
 from harness1.tools.registry import Toolbox
@@ -162,8 +160,11 @@ Scored = tuple[Outcome | None, RewardRecord | None]
 
 
 def score_episode(episode: Episode, gold: Gold | None, config: Config) -> Scored:
-    """Return the outcome of an episode, and its recorded reward, or else that of the run's configuration, if known."""
-    found = outcome_if_known(episode, gold)
+    """Return the outcome, if the gold tells, and the recorded reward, or else the configuration's."""
+    found = None
+    if gold is not None and episode.status is not Status.INFRA_ERROR:
+        with suppress(UsageError):
+            found = measure_outcome(episode, gold)
     return found, episode.reward or (composite(found, episode, config, gold) if found else None)
 
 
@@ -227,21 +228,18 @@ def with_room(
 
 MOST_RUNS = 5  # with more runs than this, only pairs with the first are compared
 
-Measured = Mapping[EpisodeKey, Mapping[str, float]]  # the metrics of every episode; none of one that cannot be scored
 
-
-def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[str, Any]]:
+def pairs(runs: Sequence[RunSource]) -> list[dict[str, Any]]:
     """Return every comparison of a run with a later one on the same tasks as JSON data: their places, the number of
     their common scored tasks, and for each metric both means, the mean difference with its interval, and p."""
     found: list[dict[str, Any]] = []
-    values = [per_task(run, each) for run, each in zip(runs, measured, strict=True)]
-    named = [(Path(run.dataset).name, run.stage.inputs.get("split")) for run in runs]
+    named = [(Path(run.dataset).name, run.split) for run in runs]
+    values = [_per_task(run) if named.count(name) > 1 else {} for run, name in zip(runs, named, strict=True)]
     for first in range(len(runs) if len(runs) <= MOST_RUNS else 1):
-        mine, resamples = values[first], RESAMPLES
         later = (second for second in range(first + 1, len(runs)) if named[first] == named[second])
-        common = {second: len(mine.keys() & values[second].keys()) for second in later}
+        common = {second: len(values[first].keys() & values[second].keys()) for second in later}
         common = {second: tasks for second, tasks in common.items() if tasks}
-        family = [differences_of(mine, values[second], HEADLINE, resamples) for second in common]
+        family = [differences_of(values[first], values[second], HEADLINE, RESAMPLES) for second in common]
         for (second, tasks), metrics in zip(common.items(), correct_p_values(family), strict=True):
             rows = {}
             for name, row in metrics.items():
@@ -251,19 +249,8 @@ def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[
     return found
 
 
-def per_task(run: RunSource, measured: Measured) -> PerTask:
-    """Return the means of each scored task's samples; what a finished run dropped counts as nothing done."""
-    made_with = tuple(run.stage.inputs.get(name) for name in ("env", "policy", "index"))
-    of_run = sorted(key for key in measured if key[2:] == made_with)
-    groups = groupby((key for key in of_run if measured[key]), lambda key: key.task_id)
-    found = {}
-    for task_id, keys in groups:
-        samples = [measured[key] for key in keys]
-        names = dict.fromkeys(name for sample in samples for name in sample)
-        found[task_id] = {name: fmean(sample[name] for sample in samples if name in sample) for name in names}
-    if run.stage.status == "finished" and "tasks" in run.stage.inputs:
-        met = {key.task_id for key in of_run}
-        golds = {task_id: gold for (task_id, _), gold in run.known_gold[0].items() if task_id not in met}
-        tasks = {task_id: Task(task_id, "", gold=gold) for task_id, gold in golds.items()}
-        found |= task_metrics((), tasks, run.config, finished=True)
-    return run.with_rollout_costs(found)
+def _per_task(run: RunSource) -> PerTask:
+    try:
+        return run.per_task
+    except UsageError:  # its dataset does not tell the gold
+        return {}

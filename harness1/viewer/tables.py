@@ -1,19 +1,14 @@
-"""The store of a viewer file: episodes and passages on disk, and tables of everything that an episode repeats."""
+"""What episodes of a viewer file share, and tables of everything that an episode repeats."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from hashlib import blake2b
-from typing import IO, Any, NamedTuple, TypeVar
-
-import msgspec
+from typing import Any, NamedTuple, TypeVar
 
 from harness1.env.pieces import Piece
 from harness1.env.view import DocumentView, HitView
@@ -25,22 +20,6 @@ from harness1.viewer.html import deflate
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 2  # items in progress per worker: enough to keep it busy, and a bound on memory
-Place = tuple[int, int]  # offset and size in bytes
-
-
-class Spool:
-    """Bytes in a temporary file."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def put(self, data: bytes) -> Place:
-        offset = self._file.seek(0, os.SEEK_END)
-        return offset, self._file.write(data)
-
-    def get(self, offset: int, size: int) -> bytes:
-        self._file.seek(offset)
-        return self._file.read(size)
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
@@ -84,30 +63,23 @@ class Passage(NamedTuple):
 class Passages:
     """The passages of all episodes of a file, numbered in the order in which they come."""
 
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self._numbers: dict[bytes, int] = {}
-        self._places: list[Place] = []
-        self.sizes = array("L")  # the most bytes that each takes in a file
+    def __init__(self) -> None:
+        self._numbers: dict[Passage, int] = {}
+        self.sizes: list[int] = []  # the most bytes that each takes in a file
 
-    def numbers(self, passages: Iterable[Passage]) -> Sequence[int]:
+    def numbers(self, passages: Sequence[Passage]) -> Sequence[int]:
         """Return the number of each passage; a new one is stored."""
-        found = array("L")
         for passage in passages:
-            data = msgspec.json.encode(passage)
-            key = blake2b(data, digest_size=16).digest()
-            if key not in self._numbers:
-                self._numbers[key] = len(self._places)
-                self._places.append(self._spool.put(data))
-                self.sizes.append(len(deflate(msgspec.Raw(data))) + NUMBER_BYTES)
-            found.append(self._numbers[key])
-        return found
+            if passage not in self._numbers:
+                self._numbers[passage] = len(self._numbers)
+                self.sizes.append(len(deflate(passage)) + NUMBER_BYTES)
+        return [self._numbers[passage] for passage in passages]
 
     def blocks(self, numbers: Sequence[int]) -> Iterable[str]:
         """Yield the content of the tags that hold some passages, in their order."""
+        passages = list(self._numbers)
         for start in range(0, len(numbers), BLOCK):
-            held = (self._spool.get(*self._places[number]) for number in numbers[start : start + BLOCK])
-            yield deflate([msgspec.Raw(each) for each in held])
+            yield deflate([passages[number] for number in numbers[start : start + BLOCK]])
 
 
 LEAST = 16  # characters of the shortest stretch worth a reference

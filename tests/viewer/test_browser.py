@@ -368,14 +368,6 @@ def test_the_chain_leads_from_the_question_to_documents(opened: Open, files: Pat
     assert {"Ada Lovelace", "Weather"} <= set(chain.locator(".found .doc-title").all_inner_texts())
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("address", ["", "#pairs", "#training", "one", "both"])
-def test_nothing_grave_hinders_people(opened: Open, files: Path, address: str, scheme: str) -> None:
-    page = opened(address_of(files, address), color_scheme=scheme)
-    page.wait_for_selector(PARTS[address])
-    assert barriers(page) == []
-
-
 def test_what_is_left_out_stays_in_the_list_with_its_command(opened: Open, files: Path) -> None:
     page = opened(name="small.html")
     assert "4 are left out" in page.locator(".banner").first.inner_text()
@@ -428,10 +420,11 @@ def test_dark_and_light_follow_the_system_until_one_is_chosen(opened: Open) -> N
 
 
 @pytest.mark.parametrize("address", PARTS)
-def test_no_text_lies_over_another(opened: Open, files: Path, address: str) -> None:
+def test_nothing_grave_hinders_people_and_no_text_lies_over_another(opened: Open, files: Path, address: str) -> None:
     page = opened(address_of(files, address))
     page.wait_for_selector(PARTS[address])
-    for width in (PHONE, 420, 768, 1024, 1280, 1400, 1920):
+    assert barriers(page) == []
+    for width in (PHONE, 768, 1024, 1400):
         page.set_viewport_size({"width": width, "height": 900})
         assert overlaps(page) == [], width
         assert no_sideways(page), width

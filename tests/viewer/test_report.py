@@ -1,10 +1,7 @@
 """The page about a run: made of its files, inert, and the same for the same episodes."""
 
-import os
 import re
-import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,13 +10,12 @@ from jinja2 import UndefinedError
 from harness1.config import load_config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
-from harness1.eval.ablations import AblationTable, Condition
 from harness1.eval.statistics import Interval
 from harness1.records import StopReason
 from harness1.runs.folder import METRICS, PROVENANCE, RESOURCES, TASKS
 from harness1.runs.journal import EPISODES
 from harness1.viewer.html import environment
-from harness1.viewer.report import ABLATIONS, Histogram, write_report
+from harness1.viewer.report import Histogram, write_report
 from tests.eval.run_folders import dataset, episode, run_folder
 
 QUERIES = {f"t{number}": f"Question {number}?" for number in range(1, 5)}
@@ -126,24 +122,10 @@ def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path)
         write_report(tmp_path)
 
 
-def test_repeats_and_settings_beside_the_defaults_are_told(tmp_path: Path, run: Path) -> None:
+def test_settings_beside_the_defaults_are_told(tmp_path: Path, run: Path) -> None:
     config = load_config(overrides=["env.max_turns=7", "env.dedup.on=false"])
-    repeated = [episode(task, found, sample=at) for task in QUERIES for at, found in enumerate(("ab", "x"))]
-    said = text(page(run_folder(tmp_path / "two", tmp_path / "data", repeated, samples=2, config=config)))
+    said = text(page(run_folder(tmp_path / "two", tmp_path / "data", EPISODES_BY_HAND, config=config)))
     assert "env.dedup.on false true env.max_turns 7 40" in said
-    assert "Repeats" in said
-    assert "curated_recall 0.000 0.707 2" in said  # every task has 1 and 0: all of the variance, 1/2, is within
-    assert "Repeats" not in text(page(run))
-
-
-def test_ablations_beside_the_run_are_told(run: Path) -> None:
-    lines: Any = {"answer_recall": 0.5, "search_share": 1.0, "turns": 2.0, "set_size": 3.0, "paired": 4}
-    conditions = (Condition(name="base", recall=0.5, **lines), Condition(name="dedup", recall=0.25, **lines))
-    found = AblationTable(dataset="d", split="test", policy="p", tasks=4, samples=1, seed=0, conditions=conditions)
-    (run.parent / "ablations.json").write_bytes(msgspec.json.encode(found))
-    assert "dedup 0.250" in text(page(run))
-    (run.parent / "ablations.json").write_text("[]")
-    assert "Ablations" not in text(page(run))
 
 
 def test_intervals_and_shares_are_drawn_in_their_place() -> None:
@@ -184,11 +166,3 @@ def component(name: str, *values: object) -> str:
 def source(name: str) -> str:
     loader = environment().loader
     return loader.get_source(environment(), name)[0]
-
-
-def test_a_pipe_beside_a_run_is_not_opened(run: Path) -> None:
-    os.mkfifo(run.parent / ABLATIONS)
-    writer = threading.Thread(target=(run.parent / ABLATIONS).write_text, args=("{}",), daemon=True)
-    writer.start()
-    assert "Question 1" in page(run)
-    assert writer.is_alive(), "nobody reads what it would write"
