@@ -87,7 +87,7 @@ def _sort(answered: Sequence[answers.Answered]) -> list[answers.Answered]:
 
 
 def _scores_of(each: answers.Answered) -> dict[str, float]:
-    if each.answer is None or not each.question.golds:
+    if each.answer is None:
         return {}
     text, golds = each.text, each.question.golds
     verdict = None if each.verdict is None else answers.read_verdict(each.verdict.text)
@@ -181,9 +181,8 @@ class AnswerRun:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        work = self.work
-        models = {"answerer": work.answerer.described, "judge": work.judge and work.judge.described}
-        return models | {name: getattr(work, name) for name in ("single_size", "documents", "tokens")}
+        judge = self.work.judge and self.work.judge.described
+        return {"answerer": self.work.answerer.described, "judge": judge, "tokens": self.work.tokens}
 
     def stage(self) -> Stage:
         """Return the card of the work; equal work has an equal card."""
@@ -231,13 +230,9 @@ class AnswerRun:
                 "policy": self.run.policy,
                 **self._settings,
                 "prompts": {name: {"text": text, "hash": digest(text)} for name, text in answers.PROMPTS.items()},
-                "single_size": self.work.single_size or "as delivered",
                 **self.counts,
                 **summarise_answers(answered, statistics.RESAMPLES),
             }
-            if not self.run.split:  # its questions have no right answers, so that the answers themselves are the result
-                asked = [(each.question.query, each.condition, each.text) for each in _sort(answered) if each.answer]
-                summary["asked"] = [{"question": one, "condition": how, "answer": text} for one, how, text in asked]
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)
         missing = {name: summary[name] for name in ("missing", "missing_verdicts")}
@@ -255,12 +250,12 @@ def open_answers(
     answer_tokens: int = 1024,
     index: str | None = None,
     limit: int = 0,
-    **limits: int,
+    tokens: int = 24000,
 ) -> AnswerRun:
     """Open the models (`openai:MODEL@URL`) and the index that answer the questions of a run. `out`: None:
     `answers/MODEL` in the folder of the run. With an empty judge, answers are not judged. `conditions`: names separated
-    by commas. `index`: where the run's index is now, if it was moved. `limits`: the numbers of `Answering`. Raises
-    UsageError: a model or a condition is invalid, or the run has nothing to ask."""
+    by commas. `index`: where the run's index is now, if it was moved. Raises UsageError: a model or a condition is
+    invalid, or the run has nothing to ask."""
     (questions, counts), named = answers.questions_of(run, limit), {name.strip() for name in conditions.split(",")}
     if unknown := named - set(answers.CONDITIONS):
         raise UsageError(
@@ -276,7 +271,7 @@ def open_answers(
         answerer=_model(answerer, "--answerer", answer_tokens, policy_endpoint, machine),
         judge=_model(judge, "--judge", answer_tokens, verifier_endpoint, machine) if judge else None,
         conditions=[condition for condition in answers.CONDITIONS if condition in named],
-        **limits,
+        tokens=tokens,
     )
     out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(answerer).model)
     return AnswerRun(run, counts, work, out, machine.concurrency)

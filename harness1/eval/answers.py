@@ -33,8 +33,7 @@ PROMPTS: Mapping[str, str] = MappingProxyType(
 
 
 def write_prompt(kind: str, *parts: tuple[str, str]) -> Messages:
-    """Return the messages that ask for an answer (`closed`, `open`) or a verdict (`judge`): the instructions of
-    `PROMPTS`, then each text between tags of its name, which it cannot end."""
+    """Return what asks for an answer (`closed`, `open`) or a verdict (`judge`): no text ends its own tags."""
     told = "\n".join(f"<{name}>\n{defuse(text)}\n</{name}>" for name, text in parts)
     return [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": told}]
 
@@ -65,11 +64,10 @@ class QuotedDocument(Record):
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
-def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
-    """Return as many whole documents as fit, at most `documents` with `tokens` (characters / 4), dropping the lowest
-    ranks first, but one larger than the whole budget before all."""
+def within_budget(sources: Sequence[QuotedDocument], tokens: int) -> tuple[QuotedDocument, ...]:
+    """Return the first whole documents that fit into `tokens` (characters / 4), without those that never would."""
     kept, room = list[QuotedDocument](), tokens
-    for source in sources[:documents]:
+    for source in sources:
         size = approximate_tokens(source.title) + approximate_tokens(source.text)
         if size <= tokens:
             room -= size
@@ -82,14 +80,7 @@ class DocumentReader:
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
         self._retriever, self._machine = retriever, machine
-
-    @property
-    def index_hash(self) -> str:
-        return self._retriever.info.index_hash
-
-    @property
-    def _by_chunk(self) -> bool:
-        return self._retriever.info.unit == "chunk"
+        self.index_hash, self._by_chunk = retriever.info.index_hash, retriever.info.unit == "chunk"
 
     async def sources(self, units: Sequence[UnitId]) -> list[QuotedDocument]:
         """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested."""
@@ -126,16 +117,15 @@ class DocumentReader:
 
 ANSWERS = "answers.jsonl"
 Condition = Literal["closed", "single", "curated"]
-CONDITIONS: tuple[Condition, ...] = ("closed", "single", "curated")
-"""Without documents; with those of one search for the question; with the curated set."""
+CONDITIONS: tuple[Condition, ...] = ("closed", "single", "curated")  # no documents, those of one search, the delivered
 Role = Literal["answer", "verdict"]
 ReplyKey = tuple[Role, str, int, Condition, str, str]
 """The identity of a reply; the last part is a hash of everything in the request, documents and settings included."""
 
 
 class Reply(Record, kw_only=True):
-    """The whole output of a model for one prompt: an answer, or a judge's verdict on one. `model`: as the user typed
-    it. `prompt_tokens`: as the server counts them, if it does. `documents`: in order, without `left_out` ones."""
+    """The output of a model for a prompt: an answer, or a judge's verdict on one. `model`: as the user typed it.
+    `prompt_tokens`: as the server counts them. `documents`: in order, without `left_out` ones."""
 
     role: Role = "answer"
     task_id: str
@@ -214,16 +204,13 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class Answering:
-    """Questions, the models that answer and judge, and the limits of a prompt. `single_size`: documents of the single
-    search; 0: as many as the episode delivered. `documents`, `tokens`: the most in one prompt (see `within_budget`)."""
+    """Questions, the models that answer and judge, and the most tokens of documents in a prompt (`within_budget`)."""
 
     questions: Sequence[AnswerItem]
     texts: DocumentReader
     answerer: NamedModel
     judge: NamedModel | None = None
     conditions: Sequence[Condition] = CONDITIONS
-    single_size: int = 0
-    documents: int = 30
     tokens: int = 24000
 
     def jobs(self) -> Iterator[AnswerJob]:
@@ -255,13 +242,13 @@ class Answering:
         try:
             units: Sequence[UnitId] = question.delivered if condition == "curated" else ()
             if condition == "single":
-                units = await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
-            shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
+                units = await self.texts.single_shot(question.query, len(question.delivered))
+            shown = within_budget(await self.texts.sources(units), self.tokens)
             given = tuple(source.unit_id for source in shown)
             kind = "closed" if condition == "closed" else "open"
             messages = write_prompt(kind, *(("document", source.shown) for source in shown), asked)
             answer = await ask("answer", self.answerer, messages, documents=given, left_out=len(units) - len(given))
-            if self.judge is not None and question.golds:
+            if self.judge is not None:
                 said = ("correct", "\n".join(question.golds)), ("answer", read_answer(answer.text))
                 verdict = await ask("verdict", self.judge, write_prompt("judge", asked, *said))
         except InfrastructureFault as error:
@@ -271,14 +258,11 @@ class Answering:
 
 def questions_of(run: Run, limit: int = 0) -> tuple[list[AnswerItem], dict[str, int]]:
     """Return the questions of the first `limit` tasks of a run (0: all), and the counts of `tasks` with a right answer,
-    `without_answers`, and of `broken_episodes`. Of a run whose questions somebody asked, all are taken, without right
-    answers. Raises UsageError: the run is not finished, or nothing can be asked."""
+    `without_answers`, and of `broken_episodes`. Raises UsageError: the run is not finished, or nothing can be asked."""
     if run.stage.status != "finished":
         raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
-    played = run.tasks.values() if run.split else (first.task for first, *_ in run.samples.values())
-    tasks = list(played)[: limit or None]
+    tasks = list(run.tasks.values())[: limit or None]
     golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
-    golds = golds if run.split else {task.task_id: () for task in tasks}
     whole = [episode for task in golds for episode in run.samples.get(task, ())]
     asked = [
         AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivery(each))
@@ -295,8 +279,7 @@ def questions_of(run: Run, limit: int = 0) -> tuple[list[AnswerItem], dict[str, 
 async def answer_all(
     work: Answering, store: ReplyStore, places: int, on_answer: Callable[[Answered], None] = lambda _: None
 ) -> list[Answered]:
-    """Carry out all jobs, `places` at a time, and return the results in the order they finished. Raises UsageError: a
-    server would refuse every request, or the store cannot be written."""
+    """Do all jobs, `places` at a time; return results as they finished. Raises UsageError: a server refuses all."""
     jobs, found = work.jobs(), list[Answered]()
 
     async def worker() -> None:

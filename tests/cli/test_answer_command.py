@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from harness1.data.open import open_source
 from harness1.eval.answer_run import SUMMARY, TABLE
 from harness1.eval.answers import ANSWERS
 from harness1.runs.files import read_stage
-from tests.cli.commands import Command, Ended, interrupted, run_in
+from tests.cli.commands import Command, Ended, run_in
 from tests.serving import imitating
 
 pytestmark = pytest.mark.service
@@ -127,35 +126,3 @@ def test_what_cannot_be_answered_is_refused(harness1: Command, run_folder: Path,
             assert (ended.code, said in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
         assert reader.bodies == []
     assert not (tmp_path / "out").exists()
-
-
-def test_an_interrupt_loses_no_answer(harness1: Command, run_folder: Path, tmp_path: Path) -> None:
-    def slowly(system: str, user: str) -> Made:
-        time.sleep(0.15)
-        return reading(system, user)
-
-    with model(slowly) as reader:
-        answerer = ("--answerer", f"openai:reader@{reader.url}", "--set", "machine.concurrency=2")
-        work, path = ("answer", str(run_folder), *answerer, "--out", "out", "--json"), tmp_path / "out" / ANSWERS
-        code, err = interrupted(*work, cwd=tmp_path, record=path, least=5)
-        assert code == 130, err
-        kept, before = len(path.read_bytes().splitlines()), len(reader.bodies)
-        assert 5 <= kept < 3 * TASKS
-        done = harness1(*work)
-        assert len(reader.bodies) - before == 3 * TASKS - kept
-    assert json.loads(done.out)["missing"] == 0
-    assert len(path.read_bytes().splitlines()) == 3 * TASKS
-
-
-def test_the_questions_of_searches_are_answered_without_scores(harness1: Command, run_folder: Path) -> None:
-    harness1("eval", WORLD, "--limit", "1", "--cache", "cache", "--out", "other")
-    index = next(iter((Path.cwd() / "cache").iterdir()))
-    for question in ("Who founded it?", "Where is it?"):
-        harness1("search", question, "--index", str(index), "--out", "asked", "--json")
-    with model(lambda *_: (200, "Somebody")) as reader:
-        ended = harness1("answer", "asked", "--answerer", f"openai:reader@{reader.url}", "--out", "answers")
-        assert len(reader.bodies) == 6
-    assert ended.code == 0, ended.err
-    assert ended.out.count("curated: Somebody") == 2
-    assert "Where is it?\n  closed: Somebody" in ended.out
-    assert json.loads(Path("answers", SUMMARY).read_text())["conditions"]["curated"]["f1"]["mean"] is None

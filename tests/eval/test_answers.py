@@ -101,12 +101,15 @@ def test_every_question_is_asked_under_every_condition_and_closed_book_once(tmp_
     assert (sizes["single", 1], sizes["curated", 1], sizes["closed", 0]) == (1, 1, 0)
 
 
-def test_bounds_decide_what_is_shown_and_what_was_left_out_is_known(tmp_path: Path) -> None:
+def test_what_has_no_room_is_left_out_and_known(tmp_path: Path) -> None:
     asked = (msgspec.structs.replace(WHERE, delivered=tuple(UnitId(each.doc_id) for each in CORPUS)),)
-    (found,) = answered(working(Server(reads), questions=asked, conditions=["curated"], documents=2), tmp_path)
-    assert (found.answer.documents, found.answer.left_out) == (("ada", "byron"), 3)
-    (found,) = answered(working(Server(reads), questions=asked, conditions=["single"], single_size=1), tmp_path)
-    assert found.answer.documents == ("byron",)
+    (found,) = answered(working(Server(reads), questions=asked, conditions=["curated"], tokens=30), tmp_path)
+    kept = found.answer.documents
+    assert (kept, found.answer.left_out) == (
+        tuple(each.doc_id for each in CORPUS[: len(kept)]),
+        len(CORPUS) - len(kept),
+    )
+    assert 0 < len(kept) < len(CORPUS)
 
 
 def test_what_is_there_is_not_asked_again_and_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -117,8 +120,8 @@ def test_what_is_there_is_not_asked_again_and_a_damaged_line_is_named(tmp_path: 
     assert (again.asked, judge_again.asked) == ([], [])
     assert len((tmp_path / answers.ANSWERS).read_bytes().splitlines()) == len(first.asked) + len(judge.asked) == 16
     more = Server(reads)
-    answered(working(more, documents=1), tmp_path)
-    assert len(more.asked) == 2  # the prompts of the first sample that held two documents
+    answered(working(more, tokens=1), tmp_path)
+    assert len(more.asked) == 6, "prompts that held documents"
     (tmp_path / answers.ANSWERS).write_text('{"task_id": 3}\n')
     with pytest.raises(SchemaError, match=r"answers\.jsonl:1: not an answer"):
         answers.ReplyStore(tmp_path)
@@ -189,14 +192,13 @@ def source(name: str, tokens: int, title: str = "") -> answers.QuotedDocument:
 
 
 @pytest.mark.parametrize(
-    ("documents", "tokens", "expected"),
-    [(30, 100, "abcd"), (2, 100, "ab"), (30, 60, "abcd"), (30, 59, "abc"), (30, 30, "ab"), (30, 29, "a"), (30, 9, "")],
+    ("tokens", "expected"), [(100, "abcd"), (60, "abcd"), (59, "abc"), (30, "ab"), (29, "a"), (9, "")]
 )
-def test_the_lowest_ranks_are_dropped_first_and_whole(documents: int, tokens: int, expected: str) -> None:
+def test_the_lowest_ranks_are_dropped_first_and_whole(tokens: int, expected: str) -> None:
     sources = [source("a", 10), source("b", 20), source("c", 10), source("d", 20)]
     too_long = source("x", 1000), source("t", tokens, "four")  # which make no other document go
-    for given, most in ((sources, documents), *(([each, *sources], documents + 1) for each in too_long)):
-        assert "".join(each.unit_id for each in answers.within_budget(given, most, tokens)) == expected
+    for given in (sources, *([each, *sources] for each in too_long)):
+        assert "".join(each.unit_id for each in answers.within_budget(given, tokens)) == expected
 
 
 def test_a_document_is_whole_however_it_was_cut_and_a_chunk_where_chunks_are_scored() -> None:
