@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from harness1.cli.dashboard import evaluate_aloud
 from harness1.cli.options import cache_of, place_of
+from harness1.cli.playing import evaluate_aloud
 from harness1.cli.printing import say
 from harness1.cli.progress import read_aloud
 from harness1.cli.rl import train_aloud

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from harness1.cli import options
-from harness1.cli.dashboard import evaluate_aloud, print_metrics, refuse_faults
 from harness1.cli.options import place_of, resolve
+from harness1.cli.playing import evaluate_aloud, print_comparison, print_metrics, refuse_faults
 from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_result, put, say, say_torn
-from harness1.cli.progress import Terminal, print_table, progress_of_work, read_aloud
+from harness1.cli.progress import print_table, progress_of_work, read_aloud
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions
+from harness1.eval.ablations import ABLATIONS, conditions
 from harness1.eval.answer_run import METRICS, AnswerRun, open_answers
 from harness1.eval.answers import CONDITIONS
+from harness1.eval.compare import compare
 from harness1.eval.evaluate import Evaluation, rescore
 from harness1.eval.metrics import fault_count
-from harness1.eval.run import Run, read_run
+from harness1.eval.run import read_run
 from harness1.eval.statistics import probability
 from harness1.models.spec import is_model
 from harness1.policy.registry import check_policy
 from harness1.sft.collect import student_place
 from harness1.viewer.pages import ensure_view
-from harness1.viewer.report import ensure_report
 
 Ablations = Annotated[
     str | None,
@@ -69,7 +67,6 @@ def evaluate(
     force: options.Force = False,
     rescored: Rescored = False,
     view: Annotated[bool, Option("--view/--no-view", help="Write view.html with the worst and the best tasks.")] = True,
-    max_mb: Annotated[float, Option(help="Maximum size of view.html in megabytes.", min=1)] = 60.0,
     as_json: options.Json = False,
 ) -> None:
     """Run a policy over the tasks of a dataset. The index is built once and kept; a stopped run is resumed.
@@ -95,15 +92,14 @@ def evaluate(
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     job = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed, student=student, faults=faults)
     if ablations is not None:
-        run_ablations(job, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
-        return
+        return run_ablations(job, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
     if rescored:
         rescore(job, out)
     metrics = evaluate_aloud(job, out, force)
     if view:
-        ensure_view(out, tasks, int(max_mb * 1e6))
+        ensure_view(out, tasks)
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
-    refuse_faults({policy: fault_count(metrics)}, metrics["episodes"], allow_faults)
+    return refuse_faults({policy: fault_count(metrics)}, metrics["episodes"], allow_faults)
 
 
 def ablation_names(words: str) -> tuple[str, ...]:
@@ -115,31 +111,22 @@ def ablation_names(words: str) -> tuple[str, ...]:
 def run_ablations(
     evaluation: Evaluation, out: Path, words: str, allow_faults: int, *, force: bool, rescored: bool, as_json: bool
 ) -> None:
-    """Play an evaluation with and without mechanisms (`words`, as in `ablation_names`), and print the table."""
+    """Play an evaluation with all mechanisms and without each of some (`words`, as in `ablation_names`), in folders
+    below `out`, and print what the others lose or gain."""
     names = ablation_names(words)
-    played = conditions(evaluation, names)
-    numbers = count(1)
-
-    def play(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
-        say(f"condition {next(numbers)} of {len(played)}: {folder.name}")
-        return evaluate_aloud(evaluation, folder)
-
-    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=play)
-    for name in played:
-        ensure_report(out / name, evaluation.tasks)
-    print_result(table, as_json, print_ablations, out)
-    broken = {each.name: each.broken for each in table.conditions}
+    played, broken = conditions(evaluation, names), dict[str, int]()
+    if skipped := [name for name in names if name not in played]:
+        say(f"skipped, because it is off in the base: {', '.join(skipped)}")
+    if len(played) == 1:
+        raise UsageError("nothing is left to take away")
+    for number, (name, each) in enumerate(played.items(), 1):
+        say(f"condition {number} of {len(played)}: {name}")
+        if rescored:
+            rescore(each, out / name)
+        broken[name] = fault_count(evaluate_aloud(each, out / name, force))
+    runs = [read_run(out / name, tasks=evaluation.tasks) for name in played]
+    print_comparison(compare(runs), [run.folder for run in runs], as_json=as_json)
     refuse_faults(broken, evaluation.episodes * len(broken), allow_faults)
-
-
-def print_ablations(table: AblationTable, out: Path) -> None:
-    """Print the table, and below it the mechanisms that help."""
-    console = Terminal()
-    console.print(table.title, soft_wrap=True)
-    print_table(COLUMNS, cells(table))
-    for text in filter(None, (LEGEND, table.verdict, table.remarks)):
-        console.print(text)
-    console.print(f"Everything is in {out}.", soft_wrap=True)
 
 
 def answer(
@@ -148,9 +135,7 @@ def answer(
     conditions: Annotated[str, Option(help="Some of closed, single, curated.", metavar="NAMES")] = ",".join(CONDITIONS),
     judge: Annotated[str, Option(help="A model that judges the answers too.", metavar="openai:MODEL@URL")] = "",
     limit: options.Limit = 0,
-    single_size: Annotated[int, Option(help="Documents of the single search; 0: as many as were curated.", min=0)] = 0,
-    documents: Annotated[int, Option(help="Maximum number of documents in one prompt.", min=1)] = 30,
-    tokens: Annotated[int, Option(help="Maximum number of tokens for these documents.", min=1)] = 24000,
+    tokens: Annotated[int, Option(help="Maximum number of tokens for documents in one prompt.", min=1)] = 24000,
     answer_tokens: Annotated[int, Option(help="Most tokens of an answer with its reasoning.", min=1)] = 1024,
     out: Annotated[Path | None, Option(help="Output folder; default RUN/answers/MODEL.", metavar="FOLDER")] = None,
     index: Annotated[str | None, Option(help="The run's index, if it has moved.", metavar="SPEC")] = None,
@@ -167,10 +152,8 @@ def answer(
 
     Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1"""
     machine = resolve(config, overrides).machine
-    limits = {"limit": limit, "single_size": single_size, "documents": documents, "tokens": tokens}
-    played = Run.open(run)
-    found = read_run(run, dataset) if played.split else played  # somebody asked the questions of a search
-    answering = open_answers(found, out, machine, answerer, judge, conditions, answer_tokens, index, **limits)
+    found, models = read_run(run, dataset), (answerer, judge)
+    answering = open_answers(found, out, machine, *models, conditions, answer_tokens, index, limit, tokens)
     if force:
         answering.clear()
     summary = answering.load_summary() or _carry_out(answering)
@@ -200,8 +183,6 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     if rows:
         heads = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
         print_table(heads, rows, range(2, 6))
-    for each in summary.get("asked", ()):
-        put(f"{each['question']}\n  {each['condition']}: {each['answer']}")
     by_condition = summary["conditions"].values()
     counts = {
         "missing answers": summary["missing"],

@@ -22,7 +22,7 @@ from harness1.models.causal_model import Dtype
 from harness1.models.convert import Target, convert_model
 from harness1.models.fetch import BUNDLED, find_bundled, get_model, home_of, is_fetched, model_shape, resolve_model
 from harness1.training.algorithm import make_algorithm
-from harness1.training.memory_plan import CACHE_ROOM, LINEAR, PHASES, Devices, MemoryPlanner, Plan, Sampling
+from harness1.training.memory_plan import CACHE_ROOM, Devices, MemoryPlanner, Plan, Sampling
 from harness1.training.new_model import SHAPE, NewModel, Shape, make_model
 from harness1.training.trainable import merge as merge_into_base
 
@@ -163,13 +163,8 @@ def plan(
         return planner.plan(config, episode_batch(config, trained=trained), devices)
 
     made = make(settings, devices)
-    activations: dict[str, dict[str, int]] = {}
-    for name, attention in (("eager", "eager"), ("linear", LINEAR)):  # every score, and what any fused kernel takes
-        for kind in ("checkpointing", "plain"):
-            step = planner.step(replace(settings.train, checkpointing=kind == "checkpointing"), made.batch, attention)
-            activations.setdefault(name, {})[kind] = max(step[phase] for phase in PHASES)
     found = None if made.fits else advise(make, settings, devices)
-    shown = {"model": model, "plan": made, "needs": made.needs, "fits": made.fits, "activations": activations}
+    shown = {"model": model, "plan": made, "needs": made.needs, "fits": made.fits}
     advice = "" if made.fits else describe_advice(found)
     print_result(shown | {"advice": found and found[0]}, as_json, _print, advice)
 
@@ -185,9 +180,6 @@ def _print(shown: dict[str, Any], fitting: str) -> None:
     _lines(made.moments)
     _lines({"in all at most": made.needs}, f" of {devices.memory / GB:.0f}")
     put(f"The forward and backward pass: {', '.join(f'{name} {size / GB:.2f}' for name, size in made.passes.items())}.")
-    put("The same by attention, with checkpointing and without:")
-    for name, sizes in shown["activations"].items():
-        _lines({name: sizes["checkpointing"]}, f"{sizes['plain'] / GB:>10.2f}")
     if made.sampler:
         put(f"GB on each of {devices.samplers} that sample:")
         _lines(made.sampler, f", {max(0, made.sampler[CACHE_ROOM]) // made.token:,} tokens", CACHE_ROOM)

@@ -137,8 +137,7 @@ def resolve(
 
 
 def place_of(spec: str, config: Config) -> str:
-    """Return a dataset as `open_source` takes it; one that is given by name is fetched unless the cache has it. Raise
-    InfrastructureFault if it cannot be fetched, UsageError if there is none of that name."""
+    """Return a dataset as `open_source` takes it, fetched if it is a name; InfrastructureFault if it cannot be."""
     from harness1.cli.progress import progress_of_bytes  # here, as verbs without bars start sooner so
 
     if not names_dataset(spec):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -13,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -23,7 +20,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -31,7 +27,7 @@ from rich.progress import (
     track,
 )
 from rich.segment import Segment
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from harness1.cli.printing import say
@@ -204,58 +200,36 @@ class Pacing:
         return True
 
 
-class Pace(ProgressColumn):
-    """Shows speed and time left, by the later half of what was done: the first items wait for what is loaded and
-    compiled once. Nothing is estimated before the fifth item, or before 30 s have passed since the first; nor while
-    that half took less than a second, because episodes that are played at once also end at once."""
-
-    LEAST, LEAST_S, SHORTEST_S = 5, 30.0, 1.0
-    max_refresh = 0.5  # a figure that changes at each drawing cannot be read
-
-    def __init__(self) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._ends: list[float] = []
-
-    def advance(self, now: float, items: int) -> None:
-        """Count items that were done at a time in seconds."""
-        self._ends += [now] * items
-
-    def render(self, task: Task) -> Text:
-        """Return both in words; nothing while they are unknown."""
-        ends, middle = self._ends, (len(self._ends) - 1) // 2
-        few = len(ends) < 2 or (len(ends) < self.LEAST and ends[-1] - ends[0] < self.LEAST_S)
-        if few or (seconds := ends[-1] - ends[middle]) < self.SHORTEST_S:
-            return Text()
-        speed = (len(ends) - 1 - middle) / seconds
-        left = f"; {timedelta(seconds=round(task.remaining / speed))} left" if task.remaining else ""
-        return Text(f"{60 * speed:{',.0f' if 60 * speed >= 100 else '.3g'}} per minute{left}")
-
-
-REFRESHES = 4  # drawings per second
-ECHO = 4  # columns left free beside the panel: `^C` in the last ones would break the line, and leave its edge behind
 OF = "{task.completed:,.0f} of {task.total:,.0f}"
-EDGES = 6  # columns of a panel's upper edge beside its title
+WINDOW_S = 600.0  # seconds by whose speed the time left is told
 Clock = Callable[[], float]
-View = tuple[Sequence[tuple[str, str]], Sequence[str]]
-"""What is shown besides the amount done, unless it is empty: rows of a label and a text, and the parts of a line."""
 
 
 class Board(AbstractContextManager[Any]):
-    """Shows views until the work ends, even by an error: the cursor is restored, and the last line stays. Nothing is
-    shown before `begin`, so that work that is refused shows no panel. Standard output is left alone. `count`: template
-    of a `TextColumn`. `hidden`: show nothing, as in processes of a training run except the first."""
+    """A line about work until it ends, even by an error: beside a bar on a terminal, now and then in a pipe; the last
+    line stays. Nothing is shown before `begin`, so that work that is refused shows nothing. `count`: template of a
+    `TextColumn`. `hidden`: show nothing, as in processes of a training run except the first."""
 
     def __init__(
-        self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False
+        self,
+        title: str,
+        count: str,
+        console: Console | None = None,
+        clock: Clock = time.monotonic,
+        hidden: bool = False,
     ) -> None:
-        self._console = console or Terminal(stderr=True)
-        self._lock = threading.RLock()
-        self._title, self._clock, self._hidden = title, clock, hidden
-        self._count, self._pace = TextColumn(count), Pace()
-        bar = BarColumn(None), self._count, self._pace
-        self._bar = Progress(*bar, console=self._console, get_time=clock, expand=True)
-        self._task = self._bar.add_task("", start=False)
-        self._live: Live | None = None
+        self._console, self._clock, self._hidden = console or Terminal(stderr=True), clock, hidden
+        self._title, self._count = title, TextColumn(count)
+        said = TextColumn("{task.fields[said]}", markup=False)
+        self._bar = Progress(
+            *(DESCRIPTION, BarColumn(20), self._count, TimeRemainingColumn(), said),
+            console=self._console,
+            get_time=clock,
+            speed_estimate_period=WINDOW_S,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._task = self._bar.add_task(title, start=False, said="")
         self._pacing: Pacing | None = None
         self._said = self._doing = ""
 
@@ -263,69 +237,49 @@ class Board(AbstractContextManager[Any]):
         return self
 
     @abstractmethod
-    def view(self) -> View:
-        """Return the present view. It is called within the lock, possibly on another thread."""
+    def parts(self) -> Sequence[str]:
+        """Return what is said besides the amount done and the time left."""
 
     def begin(self, done: int, total: int) -> None:
-        """Show the first view, with the amount done before; called once."""
-        if self._bar.tasks[0].started:
-            return
-        self._bar.reset(self._task, completed=done, total=total)
-        if self._hidden:
+        """Show the amount done before; only the first call counts."""
+        if self._pacing is not None:
             return
         self._pacing = Pacing(self._clock())
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
-                self, console=self._console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
-            )
-            self._live.start()
+        self._bar.reset(self._task, completed=done, total=total)
+        if self._console.is_terminal and not self._console.is_dumb_terminal and not self._hidden:
+            self._bar.start()
 
     def advance(self, done: int | None = None) -> None:
-        """Count one more, or set the total done; a terminal shows it at its next drawing."""
-        before = int(self._bar.tasks[0].completed)
-        done = before + 1 if done is None else done
-        self._pace.advance(self._clock(), max(0, done - before))
-        self._bar.update(self._task, completed=done)
+        """Count one more, or set the total done."""
+        self._bar.update(self._task, completed=self._bar.tasks[0].completed + 1 if done is None else done)
         self.doing("")
 
     def doing(self, what: str) -> None:
         """Show what is at work until the next advance."""
         self._doing = what
+        self._bar.update(self._task, said="; ".join(filter(None, (what, *self.parts()))))
         share = self._bar.tasks[0].percentage / 100.0
-        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
-            self._say_view()
+        if not self._bar.live.is_started and self._pacing is not None and self._pacing.due(self._clock(), share):
+            self._say_line()
 
     def say(self, line: str) -> None:
-        """Print a line that stays, above the panel."""
+        """Print a line that stays."""
         if not self._hidden:
             self._console.print(Text(line), soft_wrap=True)
 
-    def __rich__(self) -> Panel:
-        with self._lock:
-            shown, _ = self.view()
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column(style="bold", no_wrap=True)
-        rows.add_column(overflow="fold")
-        for label, text in (("now", self._doing), *shown):
-            if text:
-                rows.add_row(label, Text(text))
-        width = max(EDGES, self._console.width - ECHO)
-        title = Text(self._title)
-        title.truncate(width - EDGES)  # by no ellipsis, a character that not every terminal knows
-        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left", width=width)
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._bar.live.is_started:
+            self._bar.stop()
         if self._pacing is not None and (kind is None or self._bar.tasks[0].completed):
-            self._say_view()
+            self._say_line()
 
-    def _say_view(self) -> None:
-        """Print the amount done, the view and the time left in one line, unless it equals the last line."""
-        with self._lock:
-            _, parts = self.view()
-        shown = (str(column.render(self._bar.tasks[0])) for column in (self._count, self._pace))
-        line = "; ".join(filter(None, (*shown, self._doing, *parts)))
+    def _say_line(self) -> None:
+        """Print the amount done, the speed, the time left and the rest, unless that was the last line."""
+        task = self._bar.tasks[0]
+        speed = 60 * (task.speed or 0.0)
+        pace = f"{speed:{',.0f' if speed >= 100 else '.3g'}} per minute" if speed else ""
+        left = f"{timedelta(seconds=task.time_remaining)} left" if task.time_remaining else ""
+        line = "; ".join(filter(None, (str(self._count.render(task)), pace, left, self._doing, *self.parts())))
         if line != self._said:
             self._said = line
             self.say(f"{self._title}: {line}")

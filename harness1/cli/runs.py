@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import webbrowser
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich import status
 from typer import Argument, Option
 
 from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json, print_result, put, say, say_torn
-from harness1.cli.progress import Terminal, print_table, track_items
+from harness1.cli.progress import Terminal, track_items
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.plain import counted
@@ -37,7 +35,6 @@ def compare(
     metric: Annotated[str, Option(help="The metric by which tasks are won and lost.")] = "curated_recall",
     top: Annotated[int, Option(help="How many of the most changed tasks to show.", min=0)] = 10,
     equal_size: Annotated[bool, Option("--equal-size", help="Cut both sets to the smaller size, by task.")] = False,
-    view: Annotated[Path | None, Option(help="Link tasks to this viewer file of the runs.", metavar="FILE")] = None,
     dataset: MovedDataset = None,
     out: Annotated[Path | None, Option(help="Also write it as Markdown.", metavar="FILE.md")] = None,
     as_json: Json = False,
@@ -46,34 +43,20 @@ def compare(
 
     Differences are a run's value minus the first's. With more than two runs, p-values are corrected for their number.
 
-    Example: harness1 compare runs/bm25 runs/scripted --view runs/both.html"""
+    Example: harness1 compare runs/bm25 runs/scripted"""
+    from harness1.cli.playing import print_comparison
     from harness1.eval.compare import blocks, markdown
     from harness1.eval.compare import compare as compare_runs
     from harness1.eval.run import read_run
 
     _say_lost(runs)
     comparison = compare_runs([read_run(run, dataset) for run in runs], metric, top, equal_size)
-    command = shlex.join(["harness1", "view", *map(str, runs), "--out", str(view or "view.html")])
-    parts = list(blocks(comparison, str(view) if view else ""))
     if out is not None:
         try:
-            write_atomically(out, markdown(parts).encode("utf-8", "replace"))
+            write_atomically(out, markdown(blocks(comparison)).encode("utf-8", "replace"))
         except OSError as error:
             raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    if as_json:
-        print_json({**msgspec.to_builtins(comparison), "view": command})
-        return
-    console = Terminal()
-    for part in parts:
-        if isinstance(part, str):
-            console.print(part, soft_wrap=not console.is_terminal)
-        elif isinstance(part, tuple):
-            for name, address in part:
-                console.print(f"{name}: {address}", soft_wrap=True)
-        else:
-            print_table(part.columns, part.rows, part.numbers, part.flexible)
-        console.print()
-    console.print(f"To look at them side by side: {command}", soft_wrap=True)
+    print_comparison(comparison, runs, as_json=as_json)
 
 
 def _say_lost(runs: list[Path]) -> None:
@@ -196,7 +179,6 @@ def view(
     ] = 60.0,
     episodes: Annotated[str, Option(help="Include only these episodes, by id.", metavar="ID,...")] = "",
     tasks: Annotated[str, Option(help="Include only the episodes of these tasks, by id.", metavar="ID,...")] = "",
-    workers: Annotated[int, Option(help="Number of processes; 0: one for each core.", min=0)] = 0,
     serve: Annotated[bool, Option("--serve", help="Instead of a file, serve a page that follows the work.")] = False,
     port: Annotated[int, Option(help="Port of the page; 0 lets the system choose one.", min=0, max=65535)] = 0,
     open_it: Annotated[bool, Option("--open", help="Open the file or the page in a browser.")] = False,
@@ -223,7 +205,6 @@ def view(
             episodes=list(filter(None, map(str.strip, episodes.split(",")))),
             tasks=list(filter(None, map(str.strip, tasks.split(",")))),
             max_bytes=int(max_mb * 1e6),
-            workers=workers,
         )
     if as_json:
         print_json(asdict(done) | {"path": str(out)})

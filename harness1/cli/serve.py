@@ -242,8 +242,7 @@ def _driven(
 
 
 def _find_model(name: str) -> tuple[Path | None, Path | None, int | None]:
-    """Return the folder of a model, its GGUF and the tokens that it reads, each if there is one: a GGUF may come alone,
-    by its path. Raise UsageError if there is no such model."""
+    """Return a model's folder, its GGUF and the tokens that it reads, each if there is one; UsageError if none."""
     if not name.endswith(".gguf"):
         folder = resolve_model(name).resolve()  # whose name is shown: `.` has none
         gguf = folder / GGUF

@@ -12,8 +12,8 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli import options
-from harness1.cli.dashboard import evaluate_aloud, print_metrics, refuse_faults
 from harness1.cli.options import evaluation_places, place_of, resolve
+from harness1.cli.playing import evaluate_aloud, print_metrics, refuse_faults
 from harness1.cli.policies import POLICY_NAMES
 from harness1.cli.printing import print_result, put, say, say_torn
 from harness1.cli.progress import print_table, progress_of_parts, read_aloud

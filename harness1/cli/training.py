@@ -6,19 +6,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from msgspec.structs import replace
-from rich.console import Console
 
 from harness1.cli.printing import print_json, put, say
-from harness1.cli.progress import OF, Board, Clock, View, print_table
+from harness1.cli.progress import OF, Board, print_table
 from harness1.config import Config, Train
 from harness1.engines.engine import follow, leading
 from harness1.errors import UsageError
@@ -36,21 +32,10 @@ from harness1.training.trainer import by_token_budget
 GB = 1e9
 MOST_TRAINERS, RANK, FEW_ROWS = 64, 32, 4  # what advice goes up or down to; the rank is that of the published recipe
 Make = Callable[[Config, Devices], Plan]  # returns the plan of settings on devices
-RECENT = 5  # steps of a recent mean, which is compared with that of as many steps before
-ROWS: dict[str, tuple[str, dict[str, str]]] = {
-    "seconds": ("{:.1f}", {"seconds": "in all", "wait_seconds": "waiting", "train_seconds": "training"}),
-    "buffer": ("{:.3g}", {"groups/waiting": "waiting", "staleness": "staleness", "staleness_max": "at most"}),
-    "dropped": ("{:.0f}", {"groups/filtered": "filtered", "groups/stale": "too old", "groups/faulty": "broken"}),
-    "failures": (
-        "{:.1%}",
-        {"format_failures": "format", "tool_errors": "tools", "zero_variance": "equal groups"},
-    ),
-}  # the form of a row's values, and the word of each
 
 
 def refuse_oversized_rl(config: Config, model: str, trainers: int = 1) -> None:
-    """Say what `rl train` will hold with the model that samples, as the verb takes it, and so many trainers; raise
-    UsageError if it cannot fit, or there is no such model."""
+    """Say what `rl train` will hold with the model that samples; raise UsageError if it cannot fit."""
     spec = ModelSpec.read(model)
     if spec.kind == "openai":
         return  # which is refused for another reason
@@ -202,58 +187,25 @@ def lead_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
 class TrainingBoard(Board):
     """Listens to a training run by `listen`, of steps that it calls `unit`; `names`: the values to show, best first."""
 
-    def __init__(
-        self,
-        title: str,
-        unit: str,
-        names: Sequence[str],
-        console: Console | None = None,
-        clock: Clock = time.monotonic,
-        hidden: bool = False,
-    ) -> None:
-        super().__init__(title, f"{unit} {OF}", console, clock, hidden)
-        self._unit, self._names = unit, names
-        self._recent: deque[Mapping[str, float]] = deque(maxlen=2 * RECENT)
-        self._validation, self._validated = dict[str, float](), 0
+    def __init__(self, title: str, unit: str, names: Sequence[str], **shown: Any) -> None:
+        super().__init__(title, f"{unit} {OF}", **shown)
+        self._unit, self._names, self._values = unit, names, dict[str, float]()
 
     def listen(self, step: int, steps: int, values: Mapping[str, float]) -> None:
         """Take the values of a step; print those of a validation in a line that stays."""
-        found = validation_values(values)
-        with self._lock:
-            if found:
-                self._validation, self._validated = found, step
-            elif values:
-                self._recent.append(values)
         self.begin(step, steps)
-        if found:
-            self.say(f"{self._unit} {step}, held out: {self._list_values(found)}")
+        if found := validation_values(values):
+            self.say(f"{self._unit} {step}, held out: {self._list(found)}")
+        elif values:
+            self._values = dict(values)
         self.advance(step)
 
-    def view(self) -> View:
-        """Return the values of the last steps, with the change of their means, and those of the last validation."""
-        values, validation = self._recent[-1] if self._recent else {}, self._list_values(self._validation)
-        timed = [each for each in self._recent if each.get("seconds") and "tokens" in each]
-        seconds = sum(each["seconds"] for each in timed)
-        speed = f"{sum(each['tokens'] for each in timed) / seconds:,.0f} tokens/s" if seconds else ""
-        rows = (
-            ("values", ", ".join(self._with_trend(name, values[name]) for name in self._names if name in values)),
-            ("speed", speed),
-            *((name, _word_values(values, words, form)) for name, (form, words) in ROWS.items()),
-            ("held out", validation and f"{validation} ({self._unit} {self._validated})"),
-        )
-        return rows, (self._list_values(values),)
+    def parts(self) -> Sequence[str]:
+        """Return the values of the last step."""
+        return (self._list(self._values),)
 
-    def _with_trend(self, name: str, value: float) -> str:
-        known = [each[name] for each in self._recent if name in each]
-        trend = f" ({fmean(known[RECENT:]) - fmean(known[:RECENT]):+.2g})" if len(known) == 2 * RECENT else ""
-        return f"{name} {value:.3g}{trend}"
-
-    def _list_values(self, values: Mapping[str, float]) -> str:
-        return _word_values(values, {name: name for name in self._names}, "{:.3g}")
-
-
-def _word_values(values: Mapping[str, float], words: Mapping[str, str], form: str) -> str:
-    return ", ".join(f"{word} {form.format(values[name])}" for name, word in words.items() if name in values)
+    def _list(self, values: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {values[name]:.3g}" for name in self._names if name in values)
 
 
 def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:

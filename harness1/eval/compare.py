@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -86,7 +85,6 @@ class Change(Record):
     first: float
     second: float
     change: float
-    address: str  # address of the task's first episodes, side by side, in a viewer file of the runs
 
 
 class Pairing(Record):
@@ -117,15 +115,12 @@ class Comparison(Record):
 
 
 def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
-    """Compare every further run with the first, by `metric` task by task, and keep the `top` most changed tasks. Raises
-    UsageError: there are fewer than two runs, their tasks differ, or one has no such metric."""
+    """Compare every run with the first, by `metric`. Raises UsageError: their tasks or metrics do not allow it."""
     if len(runs) < 2:
         raise UsageError("a comparison needs at least two runs")
     first = runs[0]
-    pairs = [
-        _pair_runs(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
-        for number, other in enumerate(runs[1:], start=1)
-    ]
+    both = (at_equal_size(first, other) if equal_size else (first, other) for other in runs[1:])
+    pairs = [_pair_runs(*each, metric, top) for each in both]
     corrected = zip(pairs, correct_p_values([pair.metrics for pair in pairs]), strict=True)
     others = tuple(msgspec.structs.replace(pair, metrics=found) for pair, found in corrected)
     return Comparison(metric, equal_size, _describe(first)[0], others)
@@ -148,7 +143,7 @@ def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
     return cut_run(first), cut_run(second)
 
 
-def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
+def _pair_runs(first: Run, second: Run, metric: str, top: int) -> Pairing:
     # A dataset may have different locations, under the same name.
     names = [f"{Path(run.dataset).name}/{run.split}" for run in (first, second)]
     if names[0] != names[1]:
@@ -173,12 +168,10 @@ def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> P
     }
     wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
     order = sorted(moves, key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
-    changed = []
-    for task in [task for task in order if abs(moves[task][0]) > EQUAL][:top]:
-        places = ((0, first.samples.get(task)), (number, second.samples.get(task)))
-        address = "#" + ",".join(f"{at}/{quote(played[0].episode_id, safe='')}" for at, played in places if played)
-        values = ours[task][metric], theirs[task][metric], moves[task][0]
-        changed.append(Change(task, first.tasks[task].query, *values, address))
+    changed = tuple(
+        Change(task, first.tasks[task].query, ours[task][metric], theirs[task][metric], moves[task][0])
+        for task in [task for task in order if abs(moves[task][0]) > EQUAL][:top]
+    )
     fell_out: Counter[str] = Counter()
     for name, run in (("first", first), ("second", second)):
         for task in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
@@ -197,7 +190,7 @@ def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> P
         wins=wins,
         losses=losses,
         ties=len(moves) - wins - losses,
-        changed=tuple(changed),
+        changed=changed,
     )
 
 
@@ -215,8 +208,6 @@ def _describe(run: Run) -> tuple[Side, dict[str, Any]]:
     }
 
 
-NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
-ADDRESS = "/:#,%.~-_"  # characters that are not escaped in an address
 LONGEST = 12  # characters of the longest folder that names a column
 FELL_OUT = {"infrastructure": "broken by the infrastructure", "not played": "not played", "no such task": "not"}
 COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")  # metrics that are amounts, shown with one decimal
@@ -232,16 +223,15 @@ class Grid:
     flexible: int | None = None
 
 
-Links = tuple[tuple[str, str], ...]  # names with their addresses
-Block = str | Grid | Links
+Block = str | Grid
 
 
-def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
-    """Yield the comparison from top to bottom. `viewer`: the viewer file that the changed tasks link to, if any."""
+def blocks(comparison: Comparison) -> Iterator[Block]:
+    """Yield the comparison from top to bottom."""
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
     names = [one_line(Path(side.folder).name) for side in sides]
     if len(set(names)) < len(names) or not all(0 < len(name) <= LONGEST for name in names):
-        names = [NAMES[place] if place < len(NAMES) else f"run {place + 1}" for place in range(len(names))]
+        names = [f"run {number}" for number in range(1, len(names) + 1)]
     first, *others = names
     rows = []
     for name, side in zip(names, sides, strict=True):
@@ -249,17 +239,15 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
         rows.append((name, side.folder, side.policy, str(side.tasks), f"{side.broken:,}{counted}"))
     yield Grid(("run", "folder", "policy", "tasks", "broken"), tuple(rows), frozenset({3, 4}), flexible=1)
     for name, pair in zip(others, comparison.others, strict=True):
-        yield from _pair(comparison, pair, first, name, viewer)
+        yield from _pair(comparison, pair, first, name)
 
 
-def markdown(parts: Sequence[Block]) -> str:
+def markdown(parts: Iterable[Block]) -> str:
     """Return the blocks as Markdown, with all special characters escaped."""
 
     def block(part: Block) -> str:
         if isinstance(part, str):
             return _cell(part)
-        if isinstance(part, tuple):
-            return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part)
         rule = ["---:" if column in part.numbers else "---" for column in range(len(part.columns))]
         rows = [part.columns, tuple(rule), *(tuple(map(_cell, row)) for row in part.rows)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -272,7 +260,7 @@ def one_line(text: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
-def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: str) -> Iterator[Block]:
+def _pair(comparison: Comparison, pair: Pairing, first: str, name: str) -> Iterator[Block]:
     left = " and ".join(f"{count} of {side}" for count, side in zip(pair.left_out, (first, name), strict=True))
     reasons = []
     for key, count in pair.fell_out.items():
@@ -298,8 +286,6 @@ def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: 
             changed.append((one_line(each.task_id), *values, one_line(each.query)))
         columns = ("task", first, name, "change", "query")
         yield Grid(columns, tuple(changed), frozenset({1, 2, 3}), flexible=4) if changed else "None changed."
-    if pair.changed and viewer:
-        yield tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed)
 
 
 def _row(metric: str, row: Difference) -> tuple[str, ...]:

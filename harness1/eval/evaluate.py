@@ -14,7 +14,7 @@ from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.data.origins import origins_of, searched_origins, united
 from harness1.env.pieces import static_piece
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter, run_episodes
 from harness1.errors import UsageError
 from harness1.eval.metrics import MeasuredRun, fault_count
 from harness1.eval.outputs import output_names, write_outputs
@@ -135,8 +135,7 @@ Play = Callable[[Evaluation, Path], Mapping[str, Any]]
 def ensure_run(
     evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
 ) -> Mapping[str, Any]:
-    """Return the metrics of a run folder, after playing the episodes that are still missing, by `play` or `evaluate`,
-    whose errors are raised. `force`: begin again, whatever the folder holds of earlier runs."""
+    """Return the metrics of a run, after playing what is missing by `play`. `force`: begin again."""
     if force:
         runs.clear_run(out)
     return load_finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
@@ -148,14 +147,12 @@ def evaluate(
     on_start: OnStart = lambda _done, _all: None,
     on_episode: Progress = lambda _: None,
     on_torn: Callable[[int], None] = lambda _: None,
-    on_depths: OnDepths = ignore_depths,
-    on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Play the episodes that `out` does not hold yet, then write and return the metrics, shares of 1 unless a name says
     otherwise, with the bounds of 95 % bootstrap intervals over tasks. The same call resumes an interrupted evaluation.
-    `on_start`: gets the number of finished episodes and that of all; then, if there is something to run, `on_earlier`
-    each finished one, and `on_episode` each as it finishes. Raises UsageError: as `Evaluation.check`, or the folder
-    holds a different run, is written by another process, or cannot be written; InfrastructureFault: a worker died."""
+    `on_start`: gets the number of finished episodes and that of all; `on_episode`: each as it finishes. Raises
+    UsageError: as `Evaluation.check`, or the folder holds a different run, is written by another process, or cannot be
+    written; InfrastructureFault: a worker died."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
     stage = runs.refuse_other_run(evaluation.stage(), out)
@@ -164,12 +161,10 @@ def evaluate(
     with files.under_way(stage, out), store:
         runs.drop_leftovers(out)
         on_torn(store.torn)
-        earlier = [episode for episode in runs.episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
+        earlier = (episode for episode in runs.episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR)
         done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
         jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in done]
         on_start(evaluation.episodes - len(jobs), evaluation.episodes)
-        for episode in earlier if jobs else ():
-            on_earlier(episode)
 
         def keep(episode: Episode) -> None:
             store.append(episode)
@@ -177,7 +172,7 @@ def evaluate(
 
         with runs.keep_provenance(out, evaluation.facts(stage), runs=bool(jobs)):
             try:
-                run_episodes(evaluation.setup, jobs, keep, on_depths)
+                run_episodes(evaluation.setup, jobs, keep)
             except KeyboardInterrupt as interrupt:
                 interrupt.add_note("the same command continues where it stopped")
                 raise
@@ -207,8 +202,7 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
 
 
 def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[str] = ()) -> None:
-    """Raise UsageError, with how to go on, if a question or the gold of a run has changed in the dataset since it was
-    made. `besides`: `SCORING` where the gold may have changed."""
+    """Raise UsageError if a question, or (unless `besides` has it) the gold, of a run has changed since."""
     found, tasks = files.read_stage(out), [task.task_id for task in evaluation.tasks]
     if found is None or found.inputs.get("tasks") != tasks or not (out / EPISODES).is_file():
         return

@@ -96,8 +96,7 @@ class Run:
     @property
     def secret_answers(self) -> bool:
         """True if its answers must not be written anywhere; also where the caller gave the tasks."""
-        sources = self.sources if self.split else ()
-        return self.given is not None or any(source.secret_answers for source in sources)
+        return self.given is not None or any(source.secret_answers for source in self.sources)
 
     @cached_property
     def split_tasks(self) -> dict[str, Task]:

@@ -96,8 +96,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lock(file: IO[Any], refusal: str, on_wait: Callable[[], None] | None = None) -> None:
-    """Lock a file against all other processes until it is closed or this process dies, however it dies. If another one
-    holds it, wait for it after calling `on_wait`, or else raise UsageError with the words of `refusal`."""
+    """Lock a file until it is closed or this process dies; if it is held, wait after `on_wait`, or raise UsageError."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -151,8 +150,7 @@ def read_raw_stage(folder: Path) -> Stage | None:
 
 @contextmanager
 def under_way(stage: Stage, folder: Path) -> Iterator[None]:
-    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short. Raises UsageError:
-    the folder cannot be written, or its disk is full."""
+    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short."""
     with writing(folder):
         stage.write(folder)
         try:

@@ -116,8 +116,7 @@ def read_run_card(folder: Path, *, scored_again: bool = False) -> files.Stage:
 
 
 def run_config(folder: Path, stage: files.Stage | None = None) -> tuple[Config, str]:
-    """Return the configuration and the index path of a run folder. `stage`: its card, if the caller has read it; raises
-    as `read_run_card` does, and SchemaError: the card does not say them."""
+    """Return a run's configuration and index path. `stage`: its card. Raises as `read_run_card`, and SchemaError."""
     stage = stage or read_run_card(folder)
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
@@ -254,8 +253,7 @@ def _describe_process() -> dict[str, Any]:
 
 
 def checkout(package: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout that a package's folder is in, and whether the folder differs from it; None for
-    each if the package is not part of a checkout, even if it is installed inside a repository."""
+    """Return the commit of a package's checkout, and whether it differs; None for each if it is in none."""
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")

@@ -98,8 +98,7 @@ def hold(folder: Path, lines: str) -> AbstractContextManager[object]:
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a journal with their numbers, from 1. A torn last line is left out, and `on_torn` called with
-    its size in bytes. Raises UsageError: there is no such file."""
+    """Yield numbered lines, without a torn last one, of whose bytes `on_torn` is told. Raises UsageError: no file."""
     if not path.is_file():
         raise UsageError(f"{path.parent} holds no {path.name}")
     with path.open("rb") as lines:
@@ -208,8 +207,7 @@ def count_undigested(path: Path) -> int:
 
 
 def continue_lines(stage: Stage, path: Path) -> Stage:
-    """Return the card of a run for writing further lines: it keeps the key of those that are there, and their origins,
-    as a dataset or a policy may have been replaced meanwhile."""
+    """Return the card for writing further lines: it keeps the key and the origins of those that are there."""
     card = read_raw_stage(path.parent)
     before, there = lines_of(card), path.is_file() and path.stat().st_size > 0
     now = Lines(lines_of(stage).key, 0)

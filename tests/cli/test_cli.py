@@ -144,16 +144,6 @@ def test_a_torn_last_line_is_told(harness1: Command, home: Path) -> None:
     assert "torn" not in harness1("replay", "torn").err
 
 
-def test_a_folder_of_notes_can_be_indexed_and_searched(harness1: Command, home: Path) -> None:
-    (home / "notes").mkdir()
-    (home / "notes" / "tea.md").write_text("# Tea\nGreen tea is brewed at 80 degrees.")
-    (home / "notes" / "coffee.txt").write_text("Coffee is brewed with hotter water.")
-    assert harness1("index", "notes", "--out", "notes.index").code == 0
-    found = harness1("search", "How hot is green tea brewed?", "--index", "notes.index", "--json")
-    (first, *_) = json.loads(found.out)["curated"]
-    assert (first["id"], first["path"]) == ("tea.md", str(home / "notes" / "tea.md"))
-
-
 def test_the_configuration_is_printed_with_overrides_and_reads_back(harness1: Command, home: Path) -> None:
     shown = harness1("config", "show", "--set", "env.max_turns=4").out
     assert shown.startswith("# env.max_turns = 4, by default 40\n")
@@ -169,22 +159,7 @@ def test_the_demo_answers_its_question_from_real_documentation(harness1: Command
     assert harness1("replay", "runs/demo/run").code == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "option"),
-    [
-        ("class T:\n    def __getattr__(self, name): raise SystemExit(0)\nf = T()", "--tool"),
-        ("class T:\n    def __getattr__(self, name): raise SystemExit(0)\nf = T()", "--policy"),
-        ("def f(query, *_, **__):\n    exit()\n    yield", "--index"),
-    ],
-)
-def test_own_code_cannot_end_a_command_in_silence(harness1: Command, home: Path, text: str, option: str) -> None:
-    (home / "odd.py").write_text(text)
-    grepless = ("--set", "env.grep.on=false")
-    ended = harness1("eval", "world:60", "--limit", "1", "--out", f"ends{option}", option, "odd.py:f", *grepless)
+def test_own_code_cannot_end_a_command_in_silence(harness1: Command, home: Path) -> None:
+    (home / "odd.py").write_text("class T:\n    def __getattr__(self, name): raise SystemExit(0)\nf = T()")
+    ended = harness1("eval", "world:60", "--limit", "1", "--out", "ends", "--tool", "odd.py:f")
     assert (ended.code, "SystemExit" in ended.err) == (2, True)
-
-
-def test_own_code_may_do_without_its_folder_on_the_path(harness1: Command, home: Path) -> None:
-    (home / "odd.py").write_text("import sys\nsys.path.pop(0)\ndef f(context): return None")
-    ended = harness1("eval", "world:60", "--limit", "1", "--out", "pathless", "--policy", "odd.py:f")
-    assert ended.err.endswith("the policy odd.py:f returned None: return ToolCall(NAME, ARGUMENTS)\n")

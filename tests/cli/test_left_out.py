@@ -32,15 +32,6 @@ def test_strict_ends_with_the_first_place_even_if_an_index_is_there(harness1: Co
         assert ended.err.count("\n") == 1
 
 
-def test_strict_refuses_a_broken_file_of_a_folder(harness1: Command) -> None:
-    Path("notes").mkdir()
-    Path("notes/a.pdf").write_text("no pdf")
-    Path("notes/b.txt").write_text("kept")
-    assert harness1("index", "notes", "--out", "at").out.endswith("; 1 left out\n")
-    ended = harness1("index", "notes", "--out", "at", "--strict")
-    assert (ended.code, ended.err.partition(": broken")[0]) == (2, "harness1: a.pdf")
-
-
 def test_kinds_that_are_not_read_and_copies_are_told_wherever_one_looks(harness1: Command) -> None:
     Path("notes").mkdir()
     for name in ("a.txt", "b.md"):
@@ -68,17 +59,6 @@ def test_kinds_that_are_not_read_and_copies_are_told_wherever_one_looks(harness1
     assert found["path"] == str(Path("one.md").resolve())
 
 
-def test_links_out_of_a_folder_are_followed_when_asked(harness1: Command) -> None:
-    Path("notes").mkdir()
-    Path("notes/a.txt").write_text("kept")
-    Path("secret.txt").write_text("secret")
-    Path("notes/b.txt").symlink_to(Path("secret.txt").resolve())
-    ended = harness1("index", "notes", "--out", "at", "--json")
-    assert json.loads(ended.out)["documents"] == 1
-    assert "b.txt: a link that leads out of the folder" in ended.err
-    assert json.loads(harness1("index", "notes", "--out", "at", "--json", "--follow-links").out)["documents"] == 2
-
-
 def test_an_evaluation_never_leaves_documents_out(harness1: Command) -> None:
     write_beir(Path("set"), [], {"q": "What is the sun?"}, {"good": 1}, "test")
     Path("set/corpus.jsonl").write_text(GOOD + "broken\n")
@@ -87,7 +67,7 @@ def test_an_evaluation_never_leaves_documents_out(harness1: Command) -> None:
     assert ended.err.startswith("harness1: set/corpus.jsonl:2: not a JSON object")
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"a = " + b"[" * 5000, b"a" * 99_999])
+@pytest.mark.parametrize("text", [b"\xff", b"a = " + b"[" * 5000, b"a" + b".a" * 500_000 + b" = 1"])
 def test_a_configuration_that_is_not_toml_is_refused_in_a_line(harness1: Command, text: bytes) -> None:
     Path("c.toml").write_bytes(text)
     ended = harness1("config", "show", "--config", "c.toml")
@@ -95,7 +75,7 @@ def test_a_configuration_that_is_not_toml_is_refused_in_a_line(harness1: Command
     assert ended.err.startswith("harness1: c.toml is ")
 
 
-@pytest.mark.parametrize("value", ["\udcff", "[" * 5000, "9" * 5000, "nan"])
+@pytest.mark.parametrize("value", ["\udcff", "nan"])
 def test_an_override_that_is_not_toml_is_refused_in_a_line(harness1: Command, value: str) -> None:
     ended = harness1("config", "show", "--set", f"reward.outcome={value}")
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

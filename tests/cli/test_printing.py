@@ -60,12 +60,11 @@ def writers_in(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_all_output_goes_through_one_place(path: Path) -> None:
-    if path in OUTPUT:
-        return
-    allowed = ["stderr"] if path == PACKAGE / "cli" / "main.py" else []  # which closes it
-    assert [name for name in writers_in(path) if name not in allowed] == []
+def test_all_output_goes_through_one_place() -> None:
+    allowed = {PACKAGE / "cli" / "main.py": ["stderr"]}  # which closes it
+    files = [path for path in PACKAGE.rglob("*.py") if path not in OUTPUT]
+    found = {path: [name for name in writers_in(path) if name not in allowed.get(path, ())] for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_the_search_for_writers_finds_them(tmp_path: Path) -> None:
@@ -224,14 +223,6 @@ def test_differences_have_a_sign_and_names_are_no_markup(capsys: pytest.CaptureF
     assert shown.startswith("openai:m[b]@http://h/v1 on runs/n[/x]:tea:\n")
     assert all(said in shown for said in (" 0.125 to 0.500 ", " +0.125 ", " -0.250 to +0.500 "))
     assert "4 tasks; 2 answers cut off. Everything is in out[/x]:tea:." in shown
-
-
-def test_brackets_in_a_path_are_no_markup(harness1: Command) -> None:
-    ended = harness1("eval", "world:40", "--limit", "2", "--cache", "cache", "--out", "a[/x]b")
-    assert (ended.code, "(x]b)" in ended.err, "Everything is in a[/x]b." in ended.out) == (0, True, True)
-    index = next(Path("cache").iterdir())
-    ended = harness1("search", "Which river?", "--index", str(index), "--out", "a[red]b/search")
-    assert (ended.code, "recorded in a[red]b/search" in ended.out) == (0, True)
 
 
 LONG = "Which of the " + "extraordinarily " * 30 + "old castles stands on the river?"

@@ -97,8 +97,9 @@ def test_a_folder_is_called_by_its_own_name_and_as_a_shell_reads_it(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(llama.rename(llama.with_name("my model")))
-    with command_process("model", ".") as (process, line):
-        assert asked(line)["--alias"] == "my model"
+    with command_process("model", ".", "--set", "env.context_window=3000") as (process, line):
+        given = asked(line)
+        assert (given["--alias"], given["--ctx-size"]) == ("my model", str(4 * 3000)), "a smaller window is kept"
         assert process.stdout.readline().startswith("--policy 'openai:my model@http://127.0.0.1:")
 
 
@@ -107,11 +108,6 @@ def test_a_server_that_ends_by_itself_is_a_fault(llama: Path) -> None:
         os.kill(asked(line)["pid"], signal.SIGKILL)
         assert process.wait(20) == 3
         assert process.stderr.read() == "harness1: the model's server ended: signal SIGKILL\n"
-
-
-def test_a_smaller_window_that_is_asked_for_is_kept(llama: Path) -> None:
-    with command_process("model", str(llama), "--set", "env.context_window=3000") as (_, line):
-        assert asked(line)["--ctx-size"] == str(4 * 3000)
 
 
 def test_a_server_that_does_not_start_shows_its_log(llama: Path, harness1: Command) -> None:

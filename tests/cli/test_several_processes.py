@@ -53,7 +53,7 @@ def weights_in(folder: Path) -> Path:
 
 def test_two_processes_fine_tune_as_one_does_and_print_one_object(home: Path) -> None:
     code, out, err = run(home, *train("shared", "--json"))
-    assert code == 0, err
+    assert (code, err.count("step 0, held out")) == (0, 1), err
     card, alone = read_checkpoint(home / "shared"), read_checkpoint(home / "student")
     assert json.loads(out)["step"] == card.step == alone.step
     losses = [[line["loss"] for line in read_log(home / each) if "loss" in line] for each in ("shared", "student")]
@@ -61,11 +61,6 @@ def test_two_processes_fine_tune_as_one_does_and_print_one_object(home: Path) ->
     weights = [load_file(weights_in(home / each)) for each in ("shared", "student")]
     assert_close(weights[0], weights[1], rtol=0, atol=1e-3)
     assert run(home, *train("shared", "--json"))[:2] == (0, out)  # finished, so nothing is trained
-
-
-def test_a_refusal_is_said_once(home: Path) -> None:
-    code, out, err = run(home, *train("shared"), "--set", "train.rate=1", "--out", "rows")
-    assert (code != 0, out, err.count("rows is an input, and is inside --out")) == (True, "", 1)
 
 
 def test_an_interrupt_ends_all_processes_and_one_alone_goes_on(home: Path) -> None:

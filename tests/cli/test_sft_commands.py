@@ -77,23 +77,18 @@ def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     assert card.metrics.keys() == {"nll", "valid", "tool_agreement", "action_agreement"}
 
 
-def test_a_training_shows_its_looks_and_where_the_checkpoint_is(harness1: Command, home: Path) -> None:
-    ended = harness1(*train("shown", "--tensorboard"))
+def test_a_training_shows_its_looks_and_where_the_checkpoint_is_and_is_logged(
+    harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MagicMock()
+    monkeypatch.setattr("harness1.training.log.MlflowRun", run)
+    ended = harness1(*train("shown", "--tensorboard", "--mlflow", "students@sqlite:///store.db"))
     assert all(said in ended.err for said in ("step 0, held out: nll", "step 4 of 4")), ended.err
     assert "the best checkpoint, of step" in ended.out
     assert "The checkpoint is in shown: harness1 eval DATASET --policy hf:shown" in ended.out
     assert [line["step"] for line in read_log(home / "shown") if "loss" in line] == [1, 2, 3, 4]
     assert list((home / "shown" / "tensorboard").iterdir())
-
-
-def test_a_training_is_logged_to_an_experiment_of_mlflow(
-    harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = MagicMock()
-    monkeypatch.setattr("harness1.training.log.MlflowRun", run)
-    ended = harness1(*train("logged", "--mlflow", "students@sqlite:///store.db"))
-    assert ended.code == 0, ended.err
-    run.assert_called_once_with(Path("logged"), "students@sqlite:///store.db", resumed=False)
+    run.assert_called_once_with(Path("shown"), "students@sqlite:///store.db", resumed=False)
     assert {call.args[1] for call in run().log.call_args_list} == {0, 1, 2, 3, 4}
     run().finish.assert_called_once_with("FINISHED")
 

@@ -32,16 +32,12 @@ def search(
     return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
 
 
-@pytest.mark.parametrize(("more", "both"), [((), True), (("--json",), False)])
-def test_an_episode_is_recorded_even_if_nobody_reads_its_steps(
-    index: Path, tmp_path: Path, more: tuple[str, ...], both: bool
-) -> None:
+def test_an_episode_is_recorded_even_if_nobody_reads_its_steps(index: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = search(index, tmp_path, *more, stdout=writer, stderr=writer if both else subprocess.PIPE)
+    process = search(index, tmp_path, stdout=writer, stderr=writer)
     os.close(writer)
-    _, told = process.communicate(timeout=120)
-    assert (process.returncode, told or b"") == (0, b"")
+    assert process.wait(timeout=120) == 0
     assert len(list(read_episodes(tmp_path))) == 1
 
 
