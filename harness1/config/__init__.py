@@ -129,18 +129,23 @@ def load_config(
     tools: Sequence[str] = (),
     rewards: Mapping[str, float] = MappingProxyType({}),
 ) -> Config:
-    """Return the defaults (see above), overlaid with a TOML file, overlaid with `a.b=value` settings, whose values are
-    read as TOML, or as strings. Reward weights set by neither are those of `reward.recipe`; an override of the recipe
-    replaces the file's whole `[reward]` section. A `dtype` of `auto` becomes `fastest_dtype()`.
+    """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
+
+    Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
+    `[reward]` section. A `dtype` of `auto` becomes the type that is faster here (`fastest_dtype`). Defaults are the
+    published constants (Harness-1, arXiv 2606.02373) but for five settings of the environment.
 
     Args:
-        path: a file, or the name of a configuration that comes with the package, such as `small`.
+        path: a TOML file with any of the keys that `harness1 config show` prints, or the name of a configuration that
+            comes with the package, such as `small`; `harness1 config list` prints them.
+        overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
         env: the settings of the environment instead of the defaults, if the file has none.
         tools: further tools for `env.plugins`, such as `FILE.py:NAME`.
         rewards: the weights of the terms whose sum is the reward, by name, in place of what the file says of it.
 
     Raises:
-        ConfigError: there is no such file or name, a key is unknown, a value is wrong, or the file is no TOML.
+        ConfigError: there is no such file or name, a key is unknown, a value has the wrong type or is out of range, or
+            the file is not TOML, or is longer than `LONGEST`.
         UsageError: a plugin that it names is not installed, or cannot be imported.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(config_file(path), path)

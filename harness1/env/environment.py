@@ -90,9 +90,18 @@ class State:
 
 class SearchEnv:
     """An environment for search episodes: one tool action per turn, over a memory that the environment keeps
-    (Harness-1, arXiv 2606.02373). An instance runs one episode at a time; instances share nothing mutable. Without a
-    `verifier` (see `open_verifier`) claims are judged lexically; without a `counter` four characters are a token. Raise
-    ConfigError if the context window cannot hold the static prompt, the tools and one small observation."""
+    (Harness-1, arXiv 2606.02373). An instance runs one episode at a time; instances share nothing mutable.
+
+    Args:
+        config: mechanisms, limits in tokens and turns, and rendering.
+        retriever: finds documents; see `open_retriever`.
+        verifier: judges claims, lexically by default; see `open_verifier`.
+        counter: counts tokens as the policy's format does; by default, four characters are a token.
+        machine: attempts, and deadlines in seconds.
+
+    Raises:
+        ConfigError: the context window cannot hold the static prompt, the tools and one small observation.
+    """
 
     def __init__(
         self,

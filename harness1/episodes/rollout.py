@@ -48,13 +48,23 @@ async def rollout(
     group_id: str | None = None,
     on_step: OnStep | None = None,
 ) -> Episode:
-    """Play one episode to its end and return its record, without a reward. Nothing else may use `env` until then, and
-    the gold of the task is hidden from it and from the policy.
+    """Play one episode to its end and return its record, without a reward.
 
     An infrastructure fault, or more than `episode_deadline_s` seconds, ends the episode as invalid
     (`Status.INFRA_ERROR`), with everything that was recorded until then. A prompt that the model's server refuses as
-    too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`). Raise UsageError if the policy cannot play this
-    task (an oracle without its gold, a record without its query); Unreachable if its model's server cannot be asked."""
+    too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`).
+
+    Args:
+        env: is reset; nothing else may use it until the episode ends.
+        task: its gold is hidden from environment and policy.
+        seed: seeds the session, and enters the episode's id.
+        sample_idx: counts from 0 the episodes of one task.
+        group_id: names the group that the episode is compared with in training.
+
+    Raises:
+        UsageError: the policy cannot play this task: an oracle without its gold, a record without its query.
+        Unreachable: nothing can be asked of the server of its model.
+    """
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     record = _Record(env, on_step)
@@ -219,9 +229,14 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
 
 
 def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
-    """Rebuild an episode from its record alone; compare every observation and hash, and the delivered set. Context
-    hashes are compared only where `counter` is the one that the episode was rendered with (default: its own). Raise
-    ConfigError if it was recorded under another environment; SchemaError if its record lacks a token count."""
+    """Rebuild an episode from its record alone; compare every observation and hash, and the delivered set.
+
+    Context hashes are compared only where `counter` is the one that the episode was rendered with (default: its own).
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+        SchemaError: the record lacks a token count that a context was measured with.
+    """
     twin = replay_env(episode, env, counter)
 
     async def again(turn: Turn) -> Step:

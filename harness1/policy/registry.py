@@ -77,7 +77,11 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
 
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     policy without a model, stripped of its reasons. A policy of another package, or one's own, is never given the gold.
-    Raise UsageError if there is none, or a model or plugin cannot be loaded; ConfigError if the settings do not fit."""
+
+    Raises:
+        UsageError: there is no such policy, its model cannot be loaded, or a plugin cannot be imported.
+        ConfigError: the settings do not fit its model.
+    """
     if is_own(spec):
         return policy_of(load_own(spec), spec)
     kind, colon, argument = spec.partition(":")

@@ -260,8 +260,14 @@ def by_term(reward: RewardRecord) -> dict[str, float]:
 
 
 def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
-    """Return the episode with its reward and the hash of the weights that gave it; one that the infrastructure broke
-    gets none. Raise UsageError if the gold of the task is missing or names nothing to find."""
+    """Return the episode with its reward and the hash of the weights that gave it.
+
+    The reward has no unit; `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode broken by the
+    infrastructure gets none.
+
+    Raises:
+        UsageError: the gold of the task is missing or names nothing to find.
+    """
     reward = composite(measure_outcome(episode, gold), episode, config, gold)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)

@@ -165,8 +165,11 @@ def knows_memory(function: Callable[..., Any]) -> bool:
 
 def tool(function: F) -> F:
     """Mark a function of one's own as a tool, and return it unchanged. Its docstring and annotations are what a policy
-    is told of it; it returns a text, or raises `ToolError` for a call that makes no sense. Raise UsageError if
-    it has no docstring, or a parameter without a type."""
+    is told of it; it returns a text, or raises `ToolError` for a call that makes no sense.
+
+    Raises:
+        UsageError: it has no docstring, or a parameter without a type.
+    """
     name = getattr(function, "__name__", repr(function))
     if not inspect.getdoc(function):
         raise UsageError(f"the tool {name} has no docstring: a policy reads it to know what the tool does")
