@@ -96,7 +96,8 @@ test-verifiers: .venv/verifiers/$(READY)
 		tests/adapters/test_verifiers_training.py $(EXAMPLES) -rs
 
 test-openenv: .venv/openenv/$(READY)
-	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py $(EXAMPLES) -rs
+	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py tests/adapters/test_openenv_training.py \
+		$(EXAMPLES) -rs
 
 test-inspect: .venv/inspect/$(READY)
 	.venv/inspect/bin/python -m pytest tests/adapters/test_inspect.py $(EXAMPLES) -rs

@@ -17,9 +17,10 @@ from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.pieces import Piece
 from harness1.env.render import Context
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import UsageError
 from harness1.memory.confidence import UNCONVINCING, judge
 from harness1.plain import counted, digest, unbroken
 from harness1.policy.policy import Decision
@@ -120,17 +121,16 @@ class DrivenEpisode:
         return self.context
 
 
-def sound(episode: Episode) -> Episode:
-    """Return an episode; raise InfrastructureFault if the infrastructure failed it."""
-    if episode.status is Status.INFRA_ERROR:
-        raise InfrastructureFault(f"the episode is invalid: {episode.error}")
-    return episode
-
-
 def measure(episode: Episode, gold: Gold | None, names: Sequence[str]) -> dict[str, float]:
     """Return measures of an episode's outcome by name, for the metrics of a framework."""
     found = measure_outcome(episode, gold)
     return {name: float(getattr(found, name)) for name in names}
+
+
+def environments(setup: EpisodeSetup) -> Callable[[], SearchEnv]:
+    """Return what makes the environments of driven episodes over the index of a setup, which is opened once, here."""
+    retriever, policy = setup.open_retriever(), DrivenPolicy(setup.policy)
+    return lambda: setup.environment(retriever, policy)
 
 
 def newest_observation(context: Context) -> tuple[Piece, ...]:
@@ -139,9 +139,12 @@ def newest_observation(context: Context) -> tuple[Piece, ...]:
     return context.pieces[turns[-1] + 1 :] if turns else context.pieces
 
 
-NAME_BYTES = 9  # randomness of a name: it is all that keeps clients apart
-WINDOW = 1_000_000  # tokens of an episode whose context is the client's business
-LONGEST_QUESTION = 8192  # characters of a question or a query
+NAME_BYTES = 9
+"""Randomness of a name: it is all that keeps clients apart."""
+WINDOW = 1_000_000
+"""Tokens of an episode whose context is the client's business."""
+LONGEST_QUESTION = 8192
+"""Characters of a question or a query."""
 SWEEPS, SHORTEST_S = 10, 0.05
 """Looks for idle searches in the time after which one is idle, and the shortest time between them."""
 
@@ -220,28 +223,12 @@ class Searches:
 
     async def start(self, question: object) -> tuple[str, StepReply]:
         """Begin a search; return its name and first context. Raise UsageError as `read_text`."""
-        task = question_task(read_text(question, "question"))
-        self._started += 1
-        driven = DrivenEpisode(self._open_env(), task, self._driver, sample_idx=self._started)
-        name, found = secrets.token_urlsafe(NAME_BYTES), _Open(driven, time.monotonic())
-        async with found.lock:
-            while len(self._searches) >= self._most:
-                await self._close(next(iter(self._searches)))
-            self._searches[name] = found
-            if self._sweeper is None or self._sweeper.done():
-                self._sweeper = asyncio.create_task(self._close_idle())
-            await driven.begin()
-            return name, self._answer(name, driven)
+        # A client that cancels a call may come back: what it began is carried out.
+        return await asyncio.shield(self._start(read_text(question, "question")))
 
     async def act(self, name: str, call: ToolCall) -> StepReply:
         """Carry out a call in a search, one after the other; raise UsageError if there is no such search."""
-        found = self._find(name)
-        async with found.lock:
-            self._find(name)  # it may have ended while this call waited
-            found.used = time.monotonic()
-            self._searches.move_to_end(name)
-            await found.driven.act(call)
-            return self._answer(name, found.driven)
+        return await asyncio.shield(self._act(name, call))
 
     async def close(self) -> None:
         """Close all searches without records."""
@@ -249,6 +236,29 @@ class Searches:
             self._sweeper.cancel()
         for name in list(self._searches):
             await self._close(name)
+
+    async def _start(self, question: str) -> tuple[str, StepReply]:
+        self._started += 1
+        driven = DrivenEpisode(self._open_env(), question_task(question), self._driver, sample_idx=self._started)
+        name = secrets.token_urlsafe(NAME_BYTES)
+        found = _Open(driven, time.monotonic())
+        async with found.lock:
+            while len(self._searches) >= self._most:
+                await self._close(next(iter(self._searches)))
+            self._searches[name] = found
+            if self._sweeper is None or self._sweeper.done():
+                self._sweeper = asyncio.create_task(self._close_idle())
+            await driven.begin()
+            return name, self._answer(name, found)
+
+    async def _act(self, name: str, call: ToolCall) -> StepReply:
+        found = self._find(name)
+        async with found.lock:
+            self._find(name)  # it may have ended while this call waited
+            found.used = time.monotonic()
+            self._searches.move_to_end(name)
+            await found.driven.act(call)
+            return self._answer(name, found)
 
     def _find(self, name: str) -> _Open:
         if name not in self._searches:
@@ -266,12 +276,13 @@ class Searches:
         if (found := self._searches.pop(name, None)) is not None:
             await found.driven.close()
 
-    def _answer(self, name: str, driven: DrivenEpisode) -> StepReply:
+    def _answer(self, name: str, found: _Open) -> StepReply:
+        driven = found.driven
         turn = driven.last.turn if driven.last is not None else None
         failed = turn is not None and turn.observation is not None and turn.observation.error is not None
         if driven.context is not None:
             text = "".join(each.text for each in newest_observation(driven.context) if each.role != "system")
-            pool = driven.env.state.memory.pool.entries.values()
+            pool = driven.env.state.memory.pool.entries.values() if turn else ()
             found_now = [each for each in pool if turn and each.turn == turn.index]
             paths = {each.handle: str(path) for each in found_now if (path := self._files(each.doc_id))}
             return StepReply(text, paths, failed)

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from harness1.adapters.driven import measure, sound
+from harness1.adapters.driven import measure
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import Samples, append
-from harness1.errors import UsageError, optional
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.policy.language_model import ChatCompletionsPolicy
-from harness1.records import Episode, Gold, Task
+from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
 
 with optional("inspect", "inspect_ai"):
@@ -33,7 +33,8 @@ with optional("inspect", "inspect_ai"):
     from inspect_ai.tool import ToolInfo, ToolParams
 
 
-KEPT = "harness1_episode"  # name of the episode in a sample's store
+KEPT = "harness1_episode"
+"""Name of the episode in a sample's store."""
 MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns")
 
 Answer = TypeVar("Answer")
@@ -88,7 +89,8 @@ def search_solver(index: str, config: Config, record: str = "", dataset: str = "
         if record:
             scored = score(episode, golds[str(state.sample_id)], config)
             append(scored, Path(record), config, f"inspect:{name}", index, dataset, samples)
-        sound(episode)
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(str(episode.error))
         state.store.set(KEPT, msgspec.to_builtins(episode))
         state.output.completion = "\n".join(each.unit_id for each in episode.curated)
         return state

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from harness1.adapters.driven import Searches, StepReply, read_text, sound
+from harness1.adapters.driven import Searches, StepReply, read_text
 from harness1.config import Config, Env
 from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv
@@ -25,7 +26,7 @@ from harness1.eval.cited import Answerer
 from harness1.models.dialects import fit_arguments
 from harness1.plain import unbroken
 from harness1.policy.registry import open_policy
-from harness1.records import DocId, ToolCall
+from harness1.records import DocId, Status, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tools.registry import Toolbox
 
@@ -50,8 +51,10 @@ INSTRUCTIONS = (
     " end_search, which returns the curated set."
 )
 HITS = 5
-BODY_BYTES = 256 << 10  # largest request
-SNIPPET = 2000  # characters of a hit of `search`
+BODY_BYTES = 256 << 10
+"""Largest request."""
+SNIPPET = 2000
+"""Characters of a hit of `search`."""
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[types.CallToolResult]]
 Ask = Callable[[object], Awaitable[types.CallToolResult]]
@@ -119,7 +122,9 @@ def asking(open_env: Callable[[], SearchEnv], answerer: Answerer, files: Files =
 
     async def ask(question: object) -> types.CallToolResult:
         env, task = open_env(), question_task(read_text(question, "question"))
-        episode = sound(await rollout(env, open_policy("scripted"), task))
+        episode = await rollout(env, open_policy("scripted"), task)
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(f"the search is invalid: {episode.error}")
         answer = await answerer.answer_episode(env, episode)
         text = "\n".join([answer.text, "", *(line for line, _ in answer.lines(files))])
         return _text(text, structured=answer.as_json(files))
@@ -153,8 +158,7 @@ def _server(tools: list[types.Tool], call: Call, instructions: str, ask: Ask | N
         try:
             if asked.name == ASK and ask is not None:
                 return await ask((asked.arguments or {}).get("question"))
-            # A client that cancels a call may come back: what it began is carried out.
-            return await asyncio.shield(call(asked.name, asked.arguments or {}))
+            return await call(asked.name, asked.arguments or {})
         except (UsageError, InfrastructureFault) as error:
             return _text(str(error), is_error=True)
 
@@ -183,7 +187,8 @@ def _text(text: str, is_error: bool = False, structured: Mapping[str, Any] | Non
 
 
 Close = Callable[[], Awaitable[None]]
-CHUNK = 1 << 20  # bytes of standard input that are read at once
+CHUNK = 1 << 16
+"""Bytes of standard input that are read at once."""
 
 
 def serve_stdio(server: Server[Any], close: Close | None = None) -> None:
@@ -206,18 +211,27 @@ def serve_stdio(server: Server[Any], close: Close | None = None) -> None:
 
 
 async def _lines(file: int) -> AsyncIterator[str]:
-    loop, readable, begun, chunk = asyncio.get_running_loop(), asyncio.Event(), b"", b"\n"
-    while chunk:
-        readable.clear()
-        loop.add_reader(file, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(file)
+    begun: list[bytes] = []
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    waits = not stat.S_ISREG(os.fstat(file).st_mode)
+    while True:
+        if waits:
+            readable.clear()
+            loop.add_reader(file, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(file)
         chunk = os.read(file, CHUNK)
-        *ends, begun = (begun + chunk).split(b"\n")
+        *ends, rest = chunk.split(b"\n")
         for end in ends:
-            yield end.decode(errors="replace")
+            yield b"".join((*begun, end)).decode(errors="replace")
+            begun.clear()
+        begun.append(rest)
+        if not chunk:
+            break
+    if last := b"".join(begun):
+        yield last.decode(errors="replace")
 
 
 def serve_http(

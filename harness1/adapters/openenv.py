@@ -1,33 +1,41 @@
-"""The environment for OpenEnv: sessions of a server, each with an episode."""
+"""The environment for OpenEnv: sessions of a server, each with an episode, and sessions for its trainers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from harness1.adapters.driven import DrivenEpisode, deliver, read_text, sound
+from harness1.adapters.driven import DrivenEpisode, deliver, measure, read_text
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
-from harness1.episodes.single import question_task
-from harness1.errors import UsageError, optional
+from harness1.episodes.rollout import rollout
+from harness1.episodes.single import question_task as asked_task
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.models.calls import messages_of, tools_of
-from harness1.policy.policy import Decision
-from harness1.records import Episode, Task, ToolCall
+from harness1.plain import digest
+from harness1.policy.policy import Decision, Policy
+from harness1.records import Episode, Status, Task, ToolCall
+from harness1.reward import score
+from harness1.rows.calls import calls_for_rows
 
 with optional("openenv", "openenv"):
     from openenv.core.env_server.http_server import create_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
+    from openenv.core.harness.rollout import ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
+    from openenv.core.harness.training import TrainingTrace, TrainingTurn
     from pydantic import Field
 
 
 DRIVER = "openenv"
-IDLE_S = 1800.0  # time after which a session without a call gives up its place
+IDLE_S = 1800.0
+"""Time after which a session without a call gives up its place."""
 
 
 class SearchAction(Action):
@@ -125,7 +133,7 @@ class SearchEnvironment(Environment):
 
     def _task(self, asked: dict[str, Any], seed: int) -> Task:
         if query := asked.get("query"):
-            return question_task(read_text(query, "query"))
+            return asked_task(read_text(query, "query"))
         tasks = self._source.tasks(str(asked.get("split") or self._source.splits[0]))
         if name := asked.get("task_id"):
             found = next((task for task in tasks if task.task_id == name), None)
@@ -146,7 +154,9 @@ class SearchEnvironment(Environment):
             return SearchObservation(messages=messages_of(context.pieces, {}), tools=tools_of(context.tools))
         episode = driven.score(self._config)
         self._keep(episode)
-        curated = [msgspec.to_builtins(each) for each in deliver(driven.env, sound(episode).curated)]
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(f"the episode is invalid: {episode.error}")
+        curated = [msgspec.to_builtins(each) for each in deliver(driven.env, episode.curated)]
         reward = episode.reward.total if episode.reward is not None else None
         return SearchObservation(done=True, reward=reward, curated=curated, stop_reason=str(episode.stop_reason))
 
@@ -198,3 +208,89 @@ def serve_openenv(
                 yield
 
     run_until_ended(serving)
+
+
+MEASURES = ("recall", "precision", "f1", "set_size", "turns")
+FAILED = 1
+"""Exit code of a session whose episode is invalid, or did not end in time."""
+
+
+class SearchSession(ResourceSession):
+    """One episode, played by a policy of ours in `wait_for_completion`."""
+
+    def __init__(self, env: SearchEnv, policy: Policy, task: Task, config: Config, seed: int, group_id: str) -> None:
+        self._env, self._policy, self._task, self._config = env, policy, task, config
+        self._seed, self._group_id = seed, group_id
+        self.episode: Episode | None = None
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Play the episode; return 0, or 1 if the index or the model failed, or the time was over."""
+
+        async def play() -> Episode:
+            async with asyncio.timeout(timeout_s):
+                return await rollout(self._env, self._policy, self._task, seed=self._seed, group_id=self._group_id)
+
+        try:
+            episode = asyncio.run(play())
+        except TimeoutError:
+            return FAILED
+        self.episode = score(episode, self._task.gold, self._config)
+        return FAILED if episode.status is Status.INFRA_ERROR else 0
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Return the calls to train on as they were sampled; a broken episode has none."""
+        turns = [
+            TrainingTurn(
+                node_id=call.call_id,
+                prompt_token_ids=list(call.prompt_ids),
+                completion_token_ids=list(call.output_ids),
+                per_token_logps=list(call.output_logprobs or ()),
+                loss_mask=[0] * len(call.prompt_ids) + [1] * len(call.output_ids),
+                metadata={"session_id": call.session_id, "policy_version": call.version_start},
+            )
+            for call in (calls_for_rows(self.episode) if self.episode is not None else ())
+        ]
+        return TrainingTrace(turns=turns)
+
+    def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
+        """Return the composite reward; none for an invalid episode, which must not be trained on."""
+        if self.episode is None or self.episode.reward is None or self.episode.status is Status.INFRA_ERROR:
+            return VerifyResult(env_reward=None, done=False)
+        metrics = measure(self.episode, self._task.gold, MEASURES)
+        return VerifyResult(env_reward=self.episode.reward.total, done=True, metrics=metrics)
+
+    def initial_messages(self) -> list[dict[str, Any]]:
+        """Return the question; the episode makes its own prompts and calls its own tools."""
+        return [{"role": "user", "content": self._task.query}]
+
+    def list_tools(self) -> list[Any]:
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(error=f"the episode calls its own tools, not {name}", done=True)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SearchSessions(ResourceSessionFactory):
+    """Makes sessions over tasks with gold, of a policy with token ids, as which `open_env`'s environments count."""
+
+    def __init__(
+        self, tasks: Sequence[Task], open_env: Callable[[], SearchEnv], policy: Policy, config: Config
+    ) -> None:
+        self._tasks = [task for task in tasks if task.gold is not None]
+        if not self._tasks:
+            raise UsageError("there are no tasks with gold to learn from")
+        self._open_env, self._policy, self._config = open_env, policy, config
+
+    def create(self, task: Any = None, seed: int | None = None, episode_id: str | None = None) -> SearchSession:
+        """Make the session of a sample, whose `episode_id` seeds what the policy draws; raise UsageError if there is no
+        such task: that with an id, or of a row with `task_id`, or else by the seed, which is that of a whole group."""
+        name = task.get("task_id") if isinstance(task, dict) else task
+        found = [each for each in self._tasks if each.task_id == name]
+        if isinstance(name, str) and not found:
+            raise UsageError(f"there is no task {name!r}")
+        chosen = found[0] if found else self._tasks[(seed or 0) % len(self._tasks)]
+        drawn = int(digest([seed or 0, episode_id or ""])[:7], 16)
+        return SearchSession(self._open_env(), self._policy, chosen, self._config, drawn, f"group-{seed or 0}")

@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from harness1.adapters.driven import measure, sound
+from harness1.adapters.driven import measure
 from harness1.config import Config, load_config
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import Samples, append
-from harness1.errors import UsageError, optional
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.policy.language_model import ChatCompletionsPolicy
-from harness1.records import Episode, Gold, Task
+from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
 
 with optional("verifiers", "verifiers"):
@@ -27,7 +27,8 @@ with optional("verifiers", "verifiers"):
 
 
 MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns", "tool_errors", "format_errors")
-KEPT = "harness1"  # name under which a trace keeps the part of its episode that is scored
+KEPT = "harness1"
+"""Name under which a trace keeps the part of its episode that is scored."""
 
 
 def slim(episode: Episode) -> dict[str, Any]:
@@ -161,7 +162,8 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
             name = f"verifiers:{ctx.model}"
             episode = append(episode, out, setup.config, name, setup.retriever, dataset, self._samples)
         trace.info[KEPT] = slim(episode)
-        sound(episode)
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(str(episode.error))
         delivered = "\n".join(each.unit_id for each in episode.curated)
         return vf.ProgramResult(exit_code=0, stdout=delivered, stderr="")
 

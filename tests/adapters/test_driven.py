@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
-from harness1.adapters.driven import DrivenEpisode
-from harness1.config import Env, Machine
+from harness1.adapters.driven import DrivenEpisode, newest_observation
+from harness1.config import Env, Machine, load_config
 from harness1.env.environment import SearchEnv
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
@@ -107,3 +109,21 @@ def test_a_driver_that_is_cancelled_in_a_step_closes_it() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(cancels())
+
+
+def test_in_a_transcript_the_newest_observations_are_all_that_is_new() -> None:
+    config = load_config(None, ["env.rendering.order=transcript"]).env
+
+    async def seen() -> list[Context]:
+        episode = DrivenEpisode(make_env(config), TASK, "test")
+        found = [await episode.begin(), *[await episode.act(action) for action in PLAN[:3]]]
+        await episode.close()
+        return [context for context in found if context is not None]
+
+    contexts = run(seen())
+    assert newest_observation(contexts[0]) == contexts[0].pieces
+    for before, after in pairwise(contexts):
+        new = newest_observation(after)
+        assert 0 < len(new) < len(after.pieces)
+        assert not {it.key for it in new if it.key.startswith("observation")} & {it.key for it in before.pieces}
+        assert all(piece.turn_ref is None for piece in new)

@@ -20,6 +20,7 @@ TESTS = tuple(
 )
 LINES = 40
 NEEDED = {
+    "gym_loop.py": "gymnasium",
     "inspect_eval.py": "inspect_ai",
     "langchain_retriever.py": "langchain_core",
     "llamaindex_retriever.py": "llama_index",
@@ -71,11 +72,20 @@ def test_examples_are_short_and_each_is_run() -> None:
 def test_an_example_without_what_it_needs_says_its_usage_in_a_line(name: str, tmp_path: Path) -> None:
     if name == "mcp_agent.py":
         skip_with_another_mcp()
-    found = ended(name, at=tmp_path)
+    words = ["world:120"] if name == "gym_loop.py" else []  # which alone may have none
+    found = ended(name, *words, at=tmp_path)
     assert (found.returncode, found.stdout) == (2, "")
     (line,) = found.stderr.splitlines()
     assert line.startswith(f"usage: python examples/{name} ")
     assert not list(tmp_path.iterdir())
+
+
+@needs("gymnasium")
+def test_gymnasium(tmp_path: Path) -> None:
+    question, curated, reward = run("gym_loop.py", "world:120", "i", at=tmp_path).splitlines()
+    assert question.endswith("?")
+    assert curated.startswith("['w")
+    assert float(reward)
 
 
 @pytest.mark.service

@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
-from mcp.types import INVALID_PARAMS, CallToolRequestParams, CallToolResult
+from mcp.types import INVALID_PARAMS, CallToolResult
 
 from harness1.adapters.driven import DrivenPolicy, Searches, StepReply, append_only, newest_observation
 from harness1.adapters.mcp import asking, retrieval_server, search_server
@@ -176,21 +176,22 @@ async def own_search(env: SearchEnv, question: str, calls: Sequence[ToolCall]) -
     return (said, [each.unit_id for each in episode.curated]), episode
 
 
-def test_interleaved_searches_of_two_clients_do_not_see_each_other() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_interleaved_searches_of_two_clients_do_not_see_each_other(mode: Mode) -> None:
     world = open_source("world:200")
-    questions = [task.query for task in world.tasks("train")][:40]
+    questions = [task.query for task in world.tasks("train")]
     plans = [(search(each), curate(add_ids=[f"D{2 + number % 3}"]), END) for number, each in enumerate(questions)]
     served = Served()
     served.retriever = WordRetriever([chunk_of(each.doc_id, each.text, each.title) for each in world.documents()])
 
     async def plays() -> list[Told]:
-        async with served.client() as one, served.client() as two:
-            clients = (one, two) * 20
+        async with served.client(mode) as one, served.client(mode) as two:
+            clients = (one, two) * 100
             return await asyncio.gather(*map(served_search, clients, questions, plans))
 
     found = run(plays())
     kept = {each.task.query: each for each in served.kept}
-    assert len({str(each) for each in found}) == len({each.episode_id for each in kept.values()}) == 40
+    assert len({str(each) for each in found}) == len({each.episode_id for each in kept.values()}) == 200
     for question, plan, each in zip(questions, plans, found, strict=True):
         expected, episode = run(own_search(make_env(SETTINGS.env, retriever=served.retriever), question, plan))
         assert each == expected
@@ -248,26 +249,25 @@ def test_an_idle_search_is_closed_without_another_call() -> None:
     run(plays(Served(idle_s=0.1)))
 
 
-def test_a_new_search_is_never_the_one_that_makes_room() -> None:
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_new_search_is_never_the_one_that_makes_room(most: int) -> None:
     async def plays(served: Served) -> None:
         found = served.searches
-        open_now = [(await found.start(QUESTION))[0] for _ in range(3)]
+        open_now = [(await found.start(QUESTION))[0] for _ in range(most)]
         call = ToolCall("search_corpus", {"query": "Ada"})
         acts = [found.act(name, call) for name in open_now]
         (name, _), *answers = await asyncio.gather(found.start("another"), *acts, return_exceptions=True)
         assert all(isinstance(each, StepReply | UsageError) for each in answers)
-        assert len(found) == 3
+        assert len(found) == most
         assert not (await found.act(name, call)).failed
         await found.close()
 
-    run(plays(Served(most=3)))
+    run(plays(Served(most=most)))
 
 
 def test_a_start_that_a_client_gave_up_is_finished() -> None:
     async def plays(served: Served) -> None:
-        call = served.server.get_request_handler("tools/call").handler
-        asked = CallToolRequestParams(name="start_search", arguments={"question": QUESTION})
-        starting = asyncio.create_task(call(None, asked))
+        starting = asyncio.create_task(served.searches.start(QUESTION))
         await asyncio.sleep(0)
         starting.cancel()
         await asyncio.wait([starting])
@@ -412,11 +412,12 @@ def play_over(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.service
-def test_clients_call_it_over_http_and_pages_of_other_sites_may_not(index: Path) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_call_it_over_http_and_pages_of_other_sites_may_not(index: Path, mode: Mode) -> None:
     async def plays(address: str) -> None:
         import httpx
 
-        async with Client(address) as client:
+        async with Client(address, mode=mode) as client:
             assert told(await whole(client))["curated"]
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
         async with httpx.AsyncClient() as web:
@@ -432,7 +433,12 @@ def test_clients_call_it_over_http_and_pages_of_other_sites_may_not(index: Path)
             for head, status in (({"Origin": "http://evil.example"}, 403), ({"Host": "evil.example"}, 421)):
                 assert (await web.post(address, json=body, headers=head)).status_code == status
 
+    over_http(index, plays)
+
+
+def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) -> None:
     with command_process("mcp", "--index", str(index), "--http", "--port", "0") as (process, line):
-        run(plays(re.search(r"http://\S+/mcp", line).group()))
+        found = re.search(r"http://\S+/mcp", line)
+        run(plays(found.group()))
         process.terminate()
         assert process.wait(20) == 0

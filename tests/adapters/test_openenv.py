@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from harness1.config import Config
 from harness1.data.open import open_source
+from harness1.runs.journal import latest_episodes
 from tests.adapters.peers import harness1, next_call, scratch_index, serving_openenv, shown_in
 from tests.support import command_process, make_env, wait_for
 
@@ -59,7 +61,31 @@ def test_eight_sessions_at_once_get_the_rewards_of_an_evaluation_and_replay(tmp_
     assert all(each["state"]["step_count"] == len(rows[0]["turns"]) for each in found)
 
 
-def test_clients_that_leave_without_a_word_leave_no_traceback_and_harm_no_other(index: Path) -> None:
+def test_every_episode_of_a_task_is_kept_with_its_reward_and_replays(tmp_path: Path, index: Path) -> None:
+    run, told = tmp_path / "run", []
+    for _ in range(2):
+        with serving_openenv(str(index), "--record", str(run)) as address:
+            told += [asyncio.run(played(address, 0))["reward"] for _ in range(2)]
+    harness1("replay", str(run))
+    found = [each for _, each in sorted(latest_episodes(run).items())]
+    assert [each.sample_idx for each in found] == [0, 1, 2, 3]
+    assert [each.reward.total for each in found if each.reward is not None] == pytest.approx(told)
+
+
+def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
+    async def leaves(address: str) -> dict[str, Any]:
+        for _ in range(3):
+            client = GenericEnvClient(base_url=address)
+            await client.connect()
+            await client.reset(split="test", index=0)
+            await client.close()
+        return await played(address, 1)
+
+    with serving_openenv(str(index), "--sessions", "2") as address:
+        assert asyncio.run(leaves(address))["reward"] is not None
+
+
+def test_clients_that_leave_without_a_word_leave_no_traceback(index: Path) -> None:
     connect = pytest.importorskip("websockets.asyncio.client").connect
 
     async def leave(address: str) -> None:
@@ -69,7 +95,6 @@ def test_clients_that_leave_without_a_word_leave_no_traceback_and_harm_no_other(
             await asyncio.sleep(pause_s)
             client.transport.abort()
         await asyncio.sleep(1.0)
-        assert (await played(address, 1))["reward"] is not None
 
     words = ["openenv", "--data", "world:120", "--index", str(index), "--port", "0"]
     with command_process(*words) as (process, line):
@@ -152,6 +177,16 @@ def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
         remote = line.partition(" at ")[2].partition(": ")[0]
         with serving_openenv(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
             asyncio.run(plays(address, retriever))
+
+
+def test_a_taken_port_is_told_in_one_line_and_nothing_is_announced(index: Path) -> None:
+    words = [sys.executable, "-m", "harness1", "serve", "openenv", "--data", "world:120", "--index", str(index)]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run([*words, "--port", str(port)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_an_index_without_a_task_is_answered_with_those_that_exist(index: Path) -> None:

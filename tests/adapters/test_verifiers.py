@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness1.runs.journal import latest_episodes
 from tests.adapters.peers import ROLLOUTS, TASKS, branches, chat_server, harness1, scratch_index, traces
 
-pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+vf: Any = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +63,9 @@ def test_a_dead_index_makes_an_error_without_a_reward(tmp_path: Path, address: s
         assert all(value is None for value in trace["rewards"].values())
 
 
-def test_many_rollouts_at_once_complete(tmp_path: Path, address: str, index: Path) -> None:
-    found = traces(tmp_path / "vf", address, str(index), tasks=4, rollouts=4)
-    assert [trace["ok"] for trace in found] == [True] * 16
+def test_sixty_four_rollouts_at_once_complete(tmp_path: Path, address: str, index: Path) -> None:
+    found = traces(tmp_path / "vf", address, str(index), tasks=16, rollouts=4)
+    assert [trace["ok"] for trace in found] == [True] * 64
 
 
 def test_what_a_trace_keeps_is_scored_like_the_whole_episode(tmp_path: Path, index: Path) -> None:
@@ -84,3 +87,23 @@ def test_what_a_trace_keeps_is_scored_like_the_whole_episode(tmp_path: Path, ind
             gold = golds[episode.task.task_id]
             assert score(kept, gold, config).reward == score(episode, gold, config).reward
             assert len(json.dumps(slim(episode))) < 20_000
+
+
+def test_the_recipe_for_prime_rl_opens_our_tasks_and_our_harness(tmp_path: Path) -> None:
+    from harness1.adapters.verifiers_env import SearchHarness, SearchTaskset
+    from harness1.config import load_config
+
+    question = {"question": "Which?", "answer": "A", "type": "bridge", "level": "hard"}
+    found = question | {"_id": "h1", "supporting_facts": [["Alpha", 0]], "context": [["Alpha", ["Alpha is a town."]]]}
+    (tmp_path / "hotpot_train_v1.1.json").write_text(json.dumps([found]))
+    recipe = files("harness1.adapters") / "recipes" / "prime_rl_gpt_oss_20b.toml"
+    (source,) = tomllib.loads(recipe.read_text())["orchestrator"]["train"]["source"]
+    source["env"]["taskset"]["data"] = source["env"]["taskset"]["data"].replace("FOLDER", str(tmp_path))
+    env = vf.load_environment(vf.resolve_env_config(source["env"]))
+    assert isinstance(env.taskset, SearchTaskset)
+    assert [task.key for task in env.taskset.load()] == ["h1"]
+    harness = vf.load_harness(env.config.agent.harness)
+    assert isinstance(harness, SearchHarness)
+    assert harness._setup.config == load_config("rl/paper", ["policy.format_retries=0"])
+    assert harness._setup.retriever.startswith("http://")
+    assert env.config.agent.runtime.type == "subprocess"

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError
 
+from harness1.adapters.gym_env import SearchGym
 from harness1.adapters.mcp import retrieval_server
 from harness1.config import Config
 from harness1.episodes.rollout import replay_episode
+from harness1.errors import UsageError
 from harness1.tools.registry import Toolbox
+from tests.adapters.test_gym_env import TASKS
 from tests.adapters.test_mcp import SETTINGS, Served, text, whole
 from tests.attack.attack import Attack
-from tests.support import CORPUS, WordRetriever, run
+from tests.support import CORPUS, WordRetriever, make_env, run
 
 
 def nested(depth: int) -> Any:
@@ -87,3 +90,28 @@ def test_a_question_is_a_text() -> None:
                 assert "a question is a text" in text(await client.call_tool("start_search", {"question": value}))
 
     run(plays())
+
+
+def test_no_action_breaks_a_gymnasium_episode(attack: Attack) -> None:
+    draw, ends = attack.random("gym"), Counter[str]()
+    gym = SearchGym(TASKS, make_env, Config())
+    odd = [
+        "",
+        "null",
+        "[]",
+        "1" + "0" * 400,
+        "NaN",
+        "[" * 5_000,
+        '{"name":',
+        '{"name":7}',
+        '{"name":"x","arguments":7}',
+    ]
+    for _ in range(attack.times(300)):
+        gym.reset(seed=draw.randrange(1000))
+        value = json.dumps({"name": "search_corpus", "arguments": {draw.choice(NAMES): draw.choice(VALUES)}})
+        try:
+            ends["over" if any(gym.step(draw.choice([*odd, value]))[2:4]) else "goes on"] += 1
+        except UsageError:
+            ends["refused"] += 1
+    gym.close()
+    attack.report("actions over Gymnasium", **ends)
