@@ -92,6 +92,9 @@ class ToolError(HarnessError):
     """What a tool of one's own raises for a call that makes no sense: the policy reads the message and goes on. Any
     other exception is a fault of the tool, and invalidates the episode."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 class InfrastructureFault(HarnessError):
     """A retriever, verifier or model that failed after its retries: the episode is invalid and earns no penalty."""

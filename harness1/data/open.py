@@ -55,14 +55,24 @@ def open_source(
     follow_links: bool = False,
     everything: bool = False,
 ) -> Source:
-    """Open a dataset, its documents and its tasks by split: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz),
-    a folder of files or one file of any kind (`harness1.data.formats`), `NAME:PATH` for a benchmark in its official
-    files, `world:SIZE` for a synthetic world of that many documents (see `world_source` for
-    `world:SIZE:SEED:people`), or `stdlib` for Python's own documentation. `fault`: is called with each broken line
-    of documents and tasks; the default raises. `leave_out`: whether documents that cannot be read are listed in the
-    source's `problems`, or refused; None: files of a folder of texts are listed, and broken lines go to `fault`.
-    `follow_links`, `everything`: as for `Walk`. Raises UsageError: nothing of that name exists, or its kind cannot
-    be read; CorpusError: it is broken."""
+    """Open a dataset: its documents, and its tasks by split.
+
+    Args:
+        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of files or one file of any kind
+            (`harness1.data.formats`), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic
+            world of that many documents (see `world_source` for `world:SIZE:SEED:people`), or `stdlib` for Python's
+            own documentation.
+        fault: is called with each broken line while documents and tasks are read; the default raises.
+        leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
+            and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
+            folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
+        follow_links: read links that lead out of a folder of files.
+        everything: pass over no hidden, ignored or built files of such a folder.
+
+    Raises:
+        UsageError: nothing of that name exists, or its kind cannot be read.
+        CorpusError: it exists and is broken; for faults within documents, raised while they are read.
+    """
     source = _open(spec, fault, leave_out, follow_links, everything)
 
     def documents() -> Iterator[Document]:
