@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from harness1.plugins import plugin_names
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document, GivenChunk, cut
 
-EDITION = 4  # counts changes in how files are read
+EDITION = 3  # counts changes in how files are read
 SECTION = 2048  # characters of a section above which it is cut, as documents are
 BETWEEN = "\n\n"  # joins sections
 
@@ -64,8 +65,38 @@ def _shown(name: str) -> str:
     return repr(name) if name != utf8_safe(name) else name
 
 
+MARKUP, PAGES = frozenset({"adoc", "md", "org", "rst", "txt"}), frozenset({"htm", "html", "xhtml"})
+MOST_BESIDE = 8  # files of one name that one is compared with: thousands may differ in the case of letters alone
+ALIKE, AS_LONG = 0.9, 0.5  # share of the words of what is left out in what is kept, and of their numbers of words
+_WORD = re.compile(r"\w+")
+
+
+class _Texts:
+    """The texts of a folder so far, by their digests; and the words of a page and its source that stand together."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._first: dict[str, str] = {}
+        self._beside: dict[str, list[tuple[str, bool, set[str]]]] = {}
+        parts = (name.lower().rpartition(".") for name in files)
+        self._stems = Counter(stem for stem, _, ending in parts if ending in MARKUP | PAGES)
+
+    def first_with(self, name: str, text: str) -> str:
+        """Return the first file with the text of a file, or with that of its page or source; else its own name."""
+        first = self._first.setdefault(text_digest(text), name)
+        stem, _, ending = name.lower().rpartition(".")
+        if first != name or self._stems[stem] < 2 or ending not in MARKUP | PAGES:
+            return first
+        words, is_page = {*_WORD.findall(text.lower())}, ending in PAGES
+        for other, other_is_page, known in self._beside.get(stem, ()):
+            few, many = sorted((len(words), len(known)))
+            if is_page != other_is_page and len(words & known) >= ALIKE * len(words) and few >= AS_LONG * many:
+                return other
+        self._beside = {stem: [*self._beside.get(stem, ())[-MOST_BESIDE:], (name, is_page, words)]}
+        return name
+
+
 def _documents(path: Path, files: list[str], problem: Problem, reading: Reading) -> Iterator[Document]:
-    first_with = dict[str, str]()  # the first file with each text, by its digest
+    texts = _Texts(files)
     with ReadApart() as apart:
         for name in files:
             file = path / name
@@ -87,7 +118,7 @@ def _documents(path: Path, files: list[str], problem: Problem, reading: Reading)
             else:
                 if found.notice:
                     reading.notices.append(f"{name}: {found.notice}")
-                first = first_with.setdefault(text_digest(text), name)
+                first = texts.first_with(name, text)
                 if first != name:
                     reading.copies.setdefault(first, []).append(name)
                     continue

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from email.message import EmailMessage
+from itertools import product
 from pathlib import Path
 
 import pypdf
@@ -178,6 +179,29 @@ def test_files_with_one_text_are_one_document(tmp_path: Path) -> None:
     documents, said = read(tmp_path)
     assert list(documents) == ["a.txt"]
     assert said == ["2 files with the text of another: b.txt is a.txt, c.md is a.txt"]
+
+
+def test_a_page_and_its_source_beside_it_are_one_document_and_others_are_not(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(50))
+    (tmp_path / "a.html").write_text(f"<p>Next Back</p><h1>Tour</h1><p>{words}</p>")
+    (tmp_path / "a.rst").write_text(f"Tour\n====\n\n.. note::\n\n   {words}\n")
+    (tmp_path / "b.html").write_text(f"<p>{words} and more</p>")
+    (tmp_path / "b.md").write_text(words + " and more than that page says: what follows, too, is a part of it")
+    (tmp_path / "c.html").write_text("<p>Something else altogether</p>")
+    (tmp_path / "c.md").write_text("Not the same thing")
+    documents, said = read(tmp_path)
+    assert list(documents) == ["a.html", "b.html", "b.md", "c.html", "c.md"]
+    assert said == ["1 file with the text of another: a.rst is a.html"]
+
+
+def test_files_whose_names_differ_in_case_alone_are_compared_with_few_others() -> None:
+    stems = ["".join(each) for each in product(*(f"{letter}{letter.upper()}" for letter in "abcdefghijkl"))]
+    names = [f"{stem}{ending}" for stem in stems for ending in (".md", ".html")]
+    texts = folder._Texts(names)
+    with hostile.ends():
+        for number, name in enumerate(names):
+            text = " ".join(f"w{number + at}" for at in range(0, 30_000, 50))
+            assert texts.first_with(name, text) == name
 
 
 PRINTED = "The photo-\nsynthesis of a well-\nknown plant. Well-known is photo-\nsynthesis; not of post-\nWar years."
