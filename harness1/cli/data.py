@@ -23,9 +23,10 @@ from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import refuse
 from harness1.errors import CorpusError, UsageError
+from harness1.models.open import open_completer
 from harness1.plain import counted
-from harness1.tasks.make import write_tasks
-from harness1.tasks.questions import ORACLE, TaskCheck, check_tasks, sample_of
+from harness1.tasks.make import TEMPLATE, write_tasks
+from harness1.tasks.questions import MOST_TOKENS, ORACLE, QuestionWriter, TaskCheck, Writing, check_tasks, sample_of
 from harness1.viewer.pages import write_view
 
 Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
@@ -180,6 +181,7 @@ def make_tasks(
     out: Annotated[Path, Option(help="The folder of tasks to create.", metavar="TASKS")],
     count: Annotated[int, Option(help="Tasks to make.", min=1, metavar="N")] = 1000,
     seed: Annotated[int, Option(help="Seed of the choice of sentences and splits.")] = 0,
+    writer: Annotated[str, Option(help="Writer of questions.", metavar="template|openai:MODEL@URL|hf:PATH")] = TEMPLATE,
     index: IndexSpec = None,
     cache: Cache = None,
     config: ConfigFile = None,
@@ -191,6 +193,7 @@ def make_tasks(
 
     Example: harness1 tasks make docs --out tasks/docs --count 200"""
     settings = resolve(config, overrides)
+    model = None if writer == TEMPLATE else QuestionWriter(writer, open_completer(writer, settings, MOST_TOKENS))
     corpus = open_source(place_of(source, settings))
     searched = index_of(corpus, index, cache, settings, read_aloud, say)
     with progress_of_parts() as show:
@@ -201,7 +204,9 @@ def make_tasks(
             settings,
             count=count,
             seed=seed,
+            writer=model,
             force=force,
+            on_reply=lambda done, of, tokens: show(f"{writer} writes, {tokens:,} tokens", done, of),
             on_task=lambda done, of: show("making tasks", done, of),
         )
     if made["tasks"] < count:
@@ -213,6 +218,11 @@ def make_tasks(
     more = made["tasks"] - made["one_search"]
     put(f"{out}: {counted(made['tasks'], 'task')} over {counted(made['documents'], 'document')} ({splits})")
     put(f"    {kinds}; one search does not find all evidence of {more}")
+    if "writer" in made:
+        by = msgspec.convert(made["writer"], Writing)
+        kept = ", ".join(f"{number} {fault}" for fault, number in by.kept.items()) or "none"
+        put(f"    {by.writer} wrote {by.written} of the questions; replies that were not taken: {kept}")
+        put(f"    it read {by.prompt_tokens:,} tokens and wrote {by.output_tokens:,}")
     return put(f"Next: harness1 tasks check {out}")
 
 

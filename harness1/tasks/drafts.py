@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from harness1.memory.entities import entity_key
+from harness1.memory.entities import FUNCTION_WORDS, entity_key
 from harness1.memory.question import head
 from harness1.records import DocId, Record
 from harness1.tasks.graph import (
@@ -69,6 +69,10 @@ _PAST = re.compile(r"\b(?:was|were|had)\b")
 _SOMEBODY = re.compile(r"\b(?:he|she|him|his|hers?)\b", re.I)
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 LEAST_WORDS = 4  # longer words of a description
+AROUND = 170  # characters of an excerpt on each side of its name
+# A name that goes on into the next sentence, for want of a full stop; one of three words may do so as well:
+_RUNS_ON = re.compile(rf" (?:{'|'.join(word.capitalize() for word in sorted(FUNCTION_WORDS))})\b")
+_MARKED = re.compile(r"[“”|#*{}<>=@\\]|https?:|…|\bet al\b")
 _PAGE = re.compile(r"\bpage \d", re.I)
 _RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-z]{1,3} )?[A-ZÀ-Þ0-9][\w'’&.-]*)*")
 
@@ -86,6 +90,43 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             answer, form = rng.choice(options)
             question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
             yield Draft(SINGLE, f"gap {form}", question, answer, (Need(place, (answer,), sentence),))
+
+
+def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield the words around a rare name, which is asked for: they need no sentence that can be quoted, as in texts
+    without full stops. A second name, or a figure, tells which passage is meant."""
+    order = [place for place, passage in enumerate(graph.passages) if passage.text]
+    rng.shuffle(order)
+    for place in order:
+        passage = graph.passages[place]
+        names = dict.fromkeys(name for each in passage.names for name in each)
+        known = [name for name in names if _is_rare(graph, name, SOME) and _is_own(graph, name)]
+        rare = [name for name in known if _is_rare(graph, name, FEW) and (name.count(" ") == 1 or name.isalpha())]
+        rare = [name for name in rare if not (holds_name(passage.subject, name) or _NOT_NAMES.search(name))]
+        rare = [name for name in rare if not (_RUNS_ON.search(name) or _may_run_on(graph, passage.text, name))]
+        asked: list[str] = []
+        for answer in rng.sample(rare, len(rare)):
+            told = _excerpt(passage.text, answer)
+            others = [name for name in known if not (holds_name(name, answer) or holds_name(answer, name))]
+            others = [each for each in (*others, *figures(told)) if stands_once(told, each)]
+            if others and stands_once(told, answer) and not any(name in told for name in asked):
+                asked.append(answer)
+                question = f"Which name fits in this excerpt? “… {told.replace(answer, GAP)} …”"
+                yield Draft(SINGLE, "excerpt", question, answer, (Need(place, (answer, others[0])),))
+
+
+def _excerpt(text: str, name: str) -> str:
+    before, found, after = text.partition(name)
+    left = before.splitlines()[-1][-AROUND:] if before and not before.endswith("\n") else ""
+    right = after.splitlines()[0][:AROUND] if after and not after.startswith("\n") else ""
+    left = left.partition(" ")[2] if len(left) == AROUND else left
+    right = right.rpartition(" ")[0] if len(right) == AROUND else right
+    told = f"{left}{found}{right}".strip()
+    words = told.split()
+    small = sum(word[0].islower() for word in words)
+    plain = sum(map(str.isalpha, told)) + told.count(" ")
+    is_telling = 2 * small >= len(words) >= 3 * LEAST_WORDS and plain > 0.85 * len(told) and not _MARKED.search(told)
+    return told if is_telling else ""
 
 
 def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
@@ -223,6 +264,13 @@ def _may_open(graph: CorpusGraph, sentence: str, name: str) -> bool:
     return sentence.startswith(name) and name.split(" ", 1)[0].lower() in graph.small
 
 
+def _may_run_on(graph: CorpusGraph, text: str, name: str) -> bool:
+    # Words of two sentences, *Monday Boom*: it is written once, and begins or ends with a word that needs no capital.
+    ends = {word.lower() for word in (name.split()[0], name.split()[-1])}
+    is_once = text.count(name) == 1 and len(graph.holders[entity_key(name)]) == 1
+    return " " in name and is_once and any(word in graph.small or len(word) < len("The") for word in ends)
+
+
 def _is_own(graph: CorpusGraph, name: str) -> bool:
     return any(word.lower() not in graph.small for word in name.split() if word[0].isupper())
 
@@ -246,9 +294,7 @@ FAR = 3  # least years between two that are compared
 
 def single_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield a question for each statement, in random order."""
-    found = [(place, relation, answer) for place, said in graph.said.items() for relation, answer in said.items()]
-    rng.shuffle(found)
-    for place, relation, answer in found:
+    for place, relation, answer in _list_statements(graph, rng):
         question = RELATIONS[relation].ask.format(x=graph.passages[place].subject)
         yield Draft(SINGLE, relation, question, answer, (_need(graph, place, answer),))
 
@@ -312,6 +358,26 @@ def comparison_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]
             needs = (_need(graph, a, years[0]), _need(graph, b, years[1]))
             first = subjects[int(years[0]) > int(years[1])]
             yield Draft(COMPARISON, relation.name, relation.compare.format(a=subjects[0], b=subjects[1]), first, needs)
+
+
+def claim_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield answers to verify: half of them as the document says, half with what another document says of its own."""
+    for place, relation, answer in _list_statements(graph, rng):
+        others = [graph.said[other][relation] for other in graph.saying[relation][:100]]
+        others = [other for other in others if not {*answer.split()} & {*other.split()}]
+        if "place" in RELATIONS[relation].names:
+            others = []  # places lie in places: another answer may hold, too
+        refuted = bool(others) and rng.random() < 0.5
+        question = RELATIONS[relation].ask.format(x=graph.passages[place].subject)
+        question += f" Check this answer: {rng.choice(others) if refuted else answer}."
+        verdict = "refuted" if refuted else "supported"
+        yield Draft(CLAIM, relation, question, verdict, (_need(graph, place, answer),))
+
+
+def _list_statements(graph: CorpusGraph, rng: random.Random) -> list[tuple[int, str, str]]:
+    found = [(place, relation, answer) for place, said in graph.said.items() for relation, answer in said.items()]
+    rng.shuffle(found)
+    return found
 
 
 def _is_said_before(graph: CorpusGraph, chain: Sequence[int], answer: str) -> bool:

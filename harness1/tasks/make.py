@@ -12,6 +12,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from harness1.config import Config
@@ -22,6 +23,7 @@ from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.memory import sentences
 from harness1.memory.question import head, normalise_name
+from harness1.models.spec import policy_origins
 from harness1.plain import digest
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -31,6 +33,7 @@ from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_othe
 from harness1.tasks import drafts as forms
 from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
 from harness1.tasks.graph import YEAR, CorpusGraph, Passage, holds_name, is_whole_name
+from harness1.tasks.questions import REPLIES, QuestionWriter
 
 SEARCHED = 20  # documents that are read for each piece of evidence
 ALIKE = 0.6  # share of the words of two sentences in common above which one says what the other does
@@ -172,6 +175,7 @@ def _task_of(graph: CorpusGraph, draft: Draft, split: str) -> Task:
         "links": list(draft.links),
         "reach": round(draft.reach, 4),
         "difficulty": len(chain) + (draft.reach < 1),
+        "origin": "template",
     }
     gold = Gold(dict.fromkeys(draft.gold, 1), answers=(draft.answer,) if draft.answer else ())
     return Task(f"{draft.kind}-{digest(draft.question)[:10]}", draft.question, split, gold, metadata)
@@ -183,7 +187,7 @@ FORMS: Mapping[str, Mapping[str, Maker]] = {
     BRIDGE: {"chain": forms.chain_drafts, "quoted": forms.quote_chain_drafts, "lead": forms.lead_drafts},
     COMPARISON: {"comparison": forms.comparison_drafts},
     INTERSECTION: {"shared": forms.pair_drafts},
-    CLAIM: {"changed": forms.change_drafts},
+    CLAIM: {"claim": forms.claim_drafts, "changed": forms.change_drafts},
     ASPECT: {"aspect": forms.aspect_drafts},
 }  # what makes the drafts of each kind, by the seed's word for a form
 
@@ -196,11 +200,14 @@ def _in_turn(graph: CorpusGraph, makers: Mapping[str, Maker], seed: int) -> Iter
 async def _choose(
     graph: CorpusGraph, reader: GoldReader, wanted: int, seed: int, on_task: Callable[[int, int], None]
 ) -> list[Task]:
+    rounds = [FORMS, {SINGLE: {"excerpt": forms.excerpt_drafts}}]  # the last where the others do not suffice
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
     counts, verdicts = dict.fromkeys(WEIGHTS, 0), dict.fromkeys(VERDICTS, 0)
     tasks: list[Task] = []
-    drafts = {kind: reader.with_gold(_in_turn(graph, makers, seed)) for kind, makers in FORMS.items()}
-    while drafts and len(tasks) < wanted:
+    drafts: dict[str, AsyncIterator[Draft]] = {}
+    while (drafts or rounds) and len(tasks) < wanted:
+        if not drafts:
+            drafts = {kind: reader.with_gold(_in_turn(graph, makers, seed)) for kind, makers in rounds.pop(0).items()}
         kind = min(drafts, key=lambda name: counts[name] / WEIGHTS[name])
         draft = await anext(drafts[kind], None)
         if draft is None:
@@ -230,7 +237,8 @@ def _holds(graph: CorpusGraph, draft: Draft, known: KnownQueries) -> bool:
 
 
 VERB = "tasks make"
-FORMAT = 8  # counts changes in the tasks that are made of a corpus
+TEMPLATE = "template"
+FORMAT = 7  # counts changes in the tasks that are made of a corpus
 
 
 def write_tasks(
@@ -241,15 +249,21 @@ def write_tasks(
     *,
     count: int,
     seed: int,
+    writer: QuestionWriter | None = None,
     force: bool = False,
+    on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts. Raises
-    UsageError: the folder holds something else, or the documents are on the web; otherwise as `make_tasks`."""
+    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts, and what a
+    `writer` cost: a model that writes the questions of the templates anew. `on_reply`: as in `rewrite`. Raises
+    UsageError: the folder holds something else, or the documents are on the web; otherwise as `make_tasks` and
+    `rewrite`; the same call goes on."""
     if not source.has_documents:
         raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}
-    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), searched_origins(index)))
+    inputs["writer"] = TEMPLATE if writer is None else writer.name
+    wrote = policy_origins(writer.name) if writer is not None else ()
+    stage = Stage(VERB, inputs, origins=united(origins_of_source(source), searched_origins(index), wrote))
     if not force:
         refuse_other(stage, out, "set of tasks")
         if stage.is_done(out) and (done := read_stage(out)):
@@ -265,7 +279,13 @@ def write_tasks(
         "one_search": sum(task.metadata["reach"] == 1 for task in tasks),
         "left_out": len(source.problems),
     }
+    if force:
+        (out / REPLIES).unlink(missing_ok=True)
     with under_way(stage, out):
+        if writer is not None:
+            titles = {document.doc_id: document.title for document in documents}
+            tasks, written = writer.rewrite(tasks, titles, out, on_reply)
+            outputs["writer"] = msgspec.to_builtins(written)
         beir.write(out, documents, tasks)
         stage.write(out, status="finished", outputs=outputs)
     return outputs

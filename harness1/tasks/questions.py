@@ -1,28 +1,168 @@
-"""The check of the questions of tasks: it reads faults off them, and lets policies play."""
+"""The questions of tasks: written anew by a language model, which sees neither answers nor documents, so that it cannot
+give them away; and checked, by faults that are read off them, and by policies that play."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import asyncio
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+
+import msgspec
 
 from harness1.config import Config
 from harness1.data.leaks import KnownQueries, gold_set
 from harness1.data.source import Source
-from harness1.errors import UsageError
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.metrics import task_metrics
+from harness1.http.model_endpoint import defuse, strip_answer
+from harness1.memory.entities import extract
 from harness1.memory.question import head
+from harness1.models.open import Completing
+from harness1.plain import digest
 from harness1.records import DocId, Record, Task
 from harness1.runs.files import read_stage
 from harness1.runs.folder import episodes_of
-from harness1.tasks.drafts import BRIDGE
+from harness1.runs.journal import Journal, read_line_records
+from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE
 from harness1.tasks.graph import holds_name
+
+REPLIES = "writer.jsonl"
+MOST_TOKENS = 1024  # tokens of a reply, including the thoughts before it
+LONGEST = 500  # characters of a question
+SYSTEM = (
+    "You write the questions of a search test. Write the given question anew, as a person would ask it who has not seen"
+    " the documents. Keep every name, number and date, and everything else that narrows the answer down. A gap, ____,"
+    " stands for what is not known: ask for it in words, and do not fill it in. Of a claim, keep what it claims, true"
+    " or not. Add nothing that you know. Reply with the question alone, in one line."
+)
+PLACES = 16  # requests at a time
+LEAST_KEPT = 1 / 2  # share of the longer words of a template, outside names, that a question has to keep
+# First words of templates:
+_OWN = {"which", "find", "fill", "check", "is", "how", "what", "who", "where", "true", "document", "documents"}
+_FIGURE = re.compile(r"\d[\d.,]*\d|\d")
+_LONG_WORD = re.compile(r"[^\W\d_]{5,}")
+_DENIAL = re.compile(r"\b(?:not|never|no|nor|without|\w+n't)\b", re.I)
+
+
+class WriterReply(Record):
+    """The reply to one prompt of one model. Tokens are None where they are not counted."""
+
+    writer: str
+    prompt: str  # the hash of the messages
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Writing(Record):
+    """What a model wrote, and what it cost."""
+
+    writer: str
+    written: int = 0
+    kept: dict[str, int] = {}  # tasks that keep the question of the template, by what was wrong with the reply
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class QuestionWriter:
+    """A model that writes questions anew."""
+
+    name: str
+    model: Completing
+
+    def rewrite(
+        self,
+        tasks: Sequence[Task],
+        titles: Mapping[DocId, str],
+        out: Path,
+        on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
+    ) -> tuple[list[Task], Writing]:
+        """Ask for what the folder does not hold yet; return the tasks with the questions that hold, and the costs.
+        `on_reply`: called with the number of replies, of tasks, and of tokens so far. Raises InfrastructureFault: the
+        model did not answer every request, and what it answered is stored; UsageError: it would refuse each."""
+        with Journal(out, REPLIES) as journal:
+            records = read_line_records(out / REPLIES, WriterReply, "a writer's reply")
+            known = {(each.writer, each.prompt): each for each in records}
+            replies = asyncio.run(self._ask(tasks, known, journal, on_reply))
+        told, kept = list[Task](), Counter[str]()
+        for task, reply in zip(tasks, replies, strict=True):
+            question = " ".join(strip_answer(reply.text).split()).strip('"“”')
+            if fault := fault_of(question, task, titles):
+                kept[fault] += 1
+                told.append(task)
+            else:
+                metadata = {**task.metadata, "origin": self.name, "template": task.query}
+                told.append(msgspec.structs.replace(task, query=question, metadata=metadata))
+        tokens = (sum(each.prompt_tokens or 0 for each in replies), sum(each.output_tokens or 0 for each in replies))
+        return told, Writing(self.name, len(tasks) - kept.total(), dict(kept), *tokens)
+
+    async def _ask(
+        self,
+        tasks: Sequence[Task],
+        known: Mapping[tuple[str, str], WriterReply],
+        journal: Journal,
+        on_reply: Callable[[int, int, int], None],
+    ) -> list[WriterReply]:
+        turns, got = asyncio.Semaphore(PLACES), list[WriterReply]()
+
+        async def one(task: Task) -> WriterReply | InfrastructureFault:
+            asked = {"role": "user", "content": defuse(task.query)}
+            prompt = digest(messages := [{"role": "system", "content": SYSTEM}, asked])
+            if (reply := known.get((self.name, prompt))) is None:
+                try:
+                    async with turns:
+                        completion = await self.model.complete(messages)
+                except InfrastructureFault as fault:
+                    return fault
+                reply = WriterReply(self.name, prompt, **msgspec.structs.asdict(completion))
+                journal.write(msgspec.json.encode(reply))
+            got.append(reply)
+            on_reply(len(got), len(tasks), sum((each.prompt_tokens or 0) + (each.output_tokens or 0) for each in got))
+            return reply
+
+        replies = await asyncio.gather(*map(one, tasks))
+        if faults := [each for each in replies if isinstance(each, InfrastructureFault)]:
+            left = f"{self.name} left {len(faults)} of {len(tasks)} requests unanswered"
+            raise InfrastructureFault(f"{left}; the same command asks them again: {faults[0]}")
+        return [each for each in replies if isinstance(each, WriterReply)]
+
+
+def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:
+    """Return what is wrong with a rewritten question, or "": it is empty or too long, has lost a name, a figure, a
+    denial or most of its words, tells the answer, or names a gold document that the template does not name."""
+    template, kind = task.query, task.metadata.get("kind")
+    if not question or "____" in question:
+        return "empty"
+    if len(question) > min(LONGEST, 2 * len(template) + 80):
+        return "too long"
+    if kind in (SINGLE, BRIDGE) and task.gold and any(holds_name(question, answer) for answer in task.gold.answers):
+        return "tells the answer"
+    gold = task.gold.relevant if task.gold else {}
+    subjects = [head(titles.get(doc_id, "")) for doc_id in gold]
+    if any(holds_name(question, each) and not holds_name(template, each) for each in subjects):
+        return "names gold"
+    names = [name for name in extract(template, len(template)) if name.lower() not in _OWN]
+    if not all(holds_name(question, name) for name in names):
+        return "lost a name"
+    if sorted(_FIGURE.findall(question)) != sorted(_FIGURE.findall(template)):
+        return "changed a figure"
+    words = {word[:4] for word in _LONG_WORD.findall(template) if word[0].islower() and word not in _OWN}
+    if len(words & {word[:4] for word in _LONG_WORD.findall(question.lower())}) < LEAST_KEPT * len(words):
+        return "lost its words"
+    denied = bool(_DENIAL.search(question)), bool(_DENIAL.search(template))
+    return "changed a claim" if kind == CLAIM and denied[0] != denied[1] else ""
+
 
 ORACLE, NOTHING, ONE_SEARCH = POLICIES = ("oracle", "no-op", "single-shot")
 NEAR = 0.8
-SHORTEST, LONGEST = 15, 500  # characters of a question
+SHORTEST = 15  # least characters of a question
 REACHED = 0.95  # least mean recall of the oracle: below it, gold cannot be found with the tools
 GIVEN_AWAY = ("comparison", "aspect", "claim", "intersection")  # kinds whose questions name gold or answer on purpose
 SHOWN = 5

@@ -22,6 +22,7 @@ from harness1.data.open import open_source
 from harness1.data.origins import known_origins, origins_of
 from harness1.episodes.single import open_run
 from harness1.errors import CorpusError, HarnessError, UsageError
+from harness1.http.model_endpoint import Completion, Messages
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.fetch import BUNDLED
 from harness1.models.spec import policy_folder, policy_origins
@@ -29,6 +30,7 @@ from harness1.plain import find_key
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.runs.files import read_json, write_json
 from harness1.tasks.make import write_tasks
+from harness1.tasks.questions import QuestionWriter
 from harness1.training import new_model
 from harness1.training.new_model import NewModel, make_model
 from tests.attack.attack import Attack
@@ -244,11 +246,18 @@ def test_the_known_origins_of_policies(
     assert known_origins("a@b/student", "shelf:a.db") == ("world-60-0",)
 
 
-def test_tasks_name_the_origins_of_their_index(tmp_path: Path) -> None:
+class Mute:
+    async def complete(self, messages: Messages) -> Completion:
+        return Completion("")
+
+
+def test_tasks_name_the_origins_of_their_writer_and_their_index(tmp_path: Path) -> None:
     source = open_source(str(copied(Path("world:60"), tmp_path / "data")))
+    student, index = copied(Path("stdlib"), tmp_path / "student"), str(tmp_path / "index")
     ensure_index(open_source("world:60:1"), tmp_path / "index", Config())
-    write_tasks(source, str(tmp_path / "index"), tmp_path / "out", Config(), count=2, seed=0)
-    assert origins_of(tmp_path / "out") == ("world-60-0", "world-60-1")
+    writer = QuestionWriter(f"hf:{student}", Mute())
+    write_tasks(source, index, tmp_path / "out", Config(), count=2, seed=0, writer=writer)
+    assert origins_of(tmp_path / "out") == ("stdlib", "world-60-0", "world-60-1")
 
 
 def test_what_was_made_with_an_index_of_unknown_origin_is_refused_unless_it_is_ones_own(tmp_path: Path) -> None:

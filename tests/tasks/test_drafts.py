@@ -105,6 +105,16 @@ def test_a_comparison_is_answered_by_the_smaller_year() -> None:
     assert draft.answer == "Ada Fenwick"
 
 
+def test_a_refuted_answer_differs_from_what_the_document_says() -> None:
+    drafts = [draft for seed in range(8) for draft in forms.claim_drafts(FILMS, random.Random(seed))]
+    assert {draft.answer for draft in drafts} == {"supported", "refuted"}
+    for draft in drafts:
+        told = draft.question.rpartition("Check this answer: ")[2].rstrip(".")
+        assert (told == draft.needs[0].names[1]) == (draft.answer == "supported")
+    places = ("Ann Lee", "Ann Lee is a singer, born in Oslo."), ("Bo Ek", "Bo Ek is a painter, born in Norway.")
+    assert {draft.answer for draft in draw(forms.claim_drafts, *places)} == {"supported"}  # one may lie in the other
+
+
 @pytest.mark.parametrize(
     ("sentence", "fit"),
     [
@@ -254,6 +264,42 @@ def test_a_description_gives_no_word_of_the_name_away_and_does_not_point_out_of_
             "Harbour Notes",
         ),
     }
+
+
+RUN_ON = (
+    "the three founders made their pitch to the investors of Peter Marlow and soon his firm agreed to put four million"
+    " into the startup of Demi Hassan the company was named after the computer of a novel and was sold nine years later"
+)
+
+
+def test_text_without_full_stops_gives_excerpts_with_a_name_left_out() -> None:
+    for draft in (drafts := draw(forms.excerpt_drafts, RUN_ON)):
+        told = draft.question.removeprefix("Which name fits in this excerpt? “… ").removesuffix(" …”")
+        assert told.replace(GAP, draft.answer) in RUN_ON
+        for name in ("Demi Hassan", "Peter Marlow"):
+            assert (draft.answer == name) != (name in told)
+    assert len(drafts) == 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RUN_ON.replace("Peter Marlow", "others"),
+        RUN_ON.replace("Demi Hassan the", "Demi Hassan The").replace("Peter Marlow", "Peter Marlow And"),
+        RUN_ON.replace(" soon ", " | "),
+        "-2400 Ellis Zorro +1150 Cruiserweight Arslan Makhmud -1000 Agit Kabayel +650 Heavyweight Frank Sanchez",
+    ],
+)
+def test_an_excerpt_needs_prose_and_a_second_name(text: str) -> None:
+    assert draw(forms.excerpt_drafts, text) == []
+
+
+def test_words_of_two_sentences_are_no_name_in_an_excerpt() -> None:
+    small, ran_on = "Every company of the town is listed here by name.", "Demi Hassan the company"
+    texts = [RUN_ON.replace(ran_on, "Hassan Company the firm"), small]
+    assert "Hassan Company" not in {draft.answer for draft in draw(forms.excerpt_drafts, *texts)}
+    texts.append(RUN_ON.replace(ran_on, "Hassan Company whose name"))
+    assert "Hassan Company" in {draft.answer for draft in draw(forms.excerpt_drafts, *texts)}
 
 
 LINES = "counted 44 lines of the tide table for whoever asked for them."
