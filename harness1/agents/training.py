@@ -18,21 +18,16 @@ from harness1.agents.judge import Judge
 from harness1.agents.process import agent_folder, arguments_of, run_command, sessions_folder
 from harness1.agents.sandbox import Sandbox, variables_of
 from harness1.config import Config
-from harness1.data.open import from_anywhere
-from harness1.data.origins import origins_of
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, run_jobs
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.client import Transient, retry
-from harness1.models.fetch import resolve_model
-from harness1.models.open import choose_device
-from harness1.models.spec import ModelSpec
 from harness1.plain import digest
 from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Gold, Hashes, Task
 from harness1.rl.groups import PlacedTask
 from harness1.rl.rollouts import Publish, publish_to
-from harness1.rl.train import WEIGHTS, OpenRollouts, Training, TrainingInputs, open_tasks
+from harness1.rl.train import WEIGHTS, OpenRollouts, Training, TrainingInputs, open_tasks, training_on
 from harness1.rows.calls import RecordedCall, recording
 from harness1.serve.chat import ChatRequest, Dialect, Recall
 from harness1.serve.proxy import ProxyService, proxy_limits
@@ -202,34 +197,22 @@ def open_agent_training(
     arguments_of(command, {})
     if config.machine.fleet.workers or config.train.watch.metric != "reward":
         raise UsageError("agents have rewards alone: set machine.fleet.workers=0 and train.watch.metric=reward")
-    (tasks, held_out, selections), (setup, *_) = open_tasks(config, inputs, lambda *_: "")
-    golds = {placed.task.task_id: placed.task.gold for placed in (*tasks, *held_out)}
-    if len(golds) < len(tasks) + len(held_out):
+    choice, (setup, *_) = open_tasks(config, inputs, lambda *_: "")
+    chosen = [placed.task for placed in (*choice.tasks, *choice.held_out)]
+    golds = {task.task_id: task.gold for task in chosen}
+    if len(golds) < len(chosen):
         raise UsageError("two tasks of the datasets have the same id: train on one dataset at a time")
-    base = resolve_model(ModelSpec.read(inputs.model).model)
     known = {"command": command, "evaluate": identity(evaluation)}
     hashes = Hashes(env=digest(known), policy=policy.hash, index="")
     judge = Judge(evaluation, config.machine.episode_deadline_s)
     agent = Agent(command, judge, golds, hashes, environment, sandbox)
-    publish = partial(publish_to, policy.model, base=base, versions=out / WEIGHTS)
+    upstream = OnPolicyUpstream(inputs.model, policy.model, policy.counter, config)
 
     def without_gold(placed: Sequence[PlacedTask]) -> list[PlacedTask]:
         """The metrics of our environment say nothing about an agent."""
         return [PlacedTask(each.task.public()) for each in placed]
 
-    upstream = OnPolicyUpstream(inputs.model, policy.model, policy.counter, config)
-    work = Training(
-        tasks=without_gold(tasks),
-        held_out=without_gold(held_out),
-        setups=[setup],
-        base=base,
-        out=out,
-        config=config,
-        device=config.machine.device or choose_device(),
-        datasets=[from_anywhere(data) for data in inputs.data],
-        split=inputs.split,
-        origins=origins_of(*inputs.data),
-        selections=selections,
-        played_with=known,
-    )
+    bare = choice._replace(tasks=without_gold(choice.tasks), held_out=without_gold(choice.held_out))
+    work = training_on(bare, [setup], inputs, out, played_with=known)
+    publish = partial(publish_to, policy.model, base=work.base, versions=out / WEIGHTS)
     return work, agent_rollouts(agent, upstream, out / SESSIONS, config, publish)

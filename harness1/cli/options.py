@@ -86,7 +86,6 @@ EndsAt = Annotated[
         callback=lambda minutes: time.monotonic() + 60 * minutes,  # a reading of the clock
     ),
 ]
-Mlflow = Annotated[str, Option(help="Also log to this experiment of MLflow.", metavar="EXPERIMENT[@URI]")]
 
 RecipeName = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]
 RecipeChanges = Annotated[list[str] | None, Option("--set", help="A value, as sft.train.rate=1e-3.", metavar="A=VALUE")]

@@ -64,7 +64,7 @@ from harness1.viewer.report import ensure_report
 JudgeModel = Annotated[str, Option(help="A model that looks for tricks.", metavar="openai:MODEL@URL|hf:PATH")]
 JudgedRun = Annotated[Path | None, Option(help="With --judge: read this run, not the check's own.", metavar="RUN")]
 Judged = Annotated[int, Option(help="With --judge: about this many episodes.", min=1)]
-SHOWN = "reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3", "gate/mean_k3", "gate/effective_share"
+SHOWN = "reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3", "gate/mean_k3"
 """The values shown for batches, and for validations."""
 EASY = 0.9  # share of the oracle's gain from which nothing is left to learn
 
@@ -255,7 +255,6 @@ def train(
     cache: options.Cache = None,
     tensorboard: options.Tensorboard = False,
     wandb: options.Wandb = "",
-    mlflow: options.Mlflow = "",
     ends_at: options.EndsAt = math.inf,
     tools: options.Tools = None,
     rewards: options.Rewards = None,
@@ -288,7 +287,7 @@ def train(
         else:
             work, players = open_pivot_training(settings, inputs, out, policy, pivots)
         alone = reserve_devices(policy.model, settings, work.device, group.size)
-        logs = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+        logs = Trackers(tensorboard, wandb)
         trainer = partial(open_service_engine, service, settings) if service is not None else work.open_engine
         work = replace(work, trackers=logs, undisturbed=alone, ends_at=ends_at, open_engine=trainer)
         _carry_out(work, players, policy, group, force, as_json)
@@ -348,7 +347,6 @@ def agents(
     exclude: options.Exclude = None,
     tensorboard: options.Tensorboard = False,
     wandb: options.Wandb = "",
-    mlflow: options.Mlflow = "",
     config: options.ConfigFile = None,
     overrides: options.Overrides = None,
     force: options.Force = False,
@@ -378,7 +376,7 @@ def agents(
     work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, inherited, kept)
     say(kept.describe())
     alone = reserve_devices(policy.model, settings, work.device, 1)
-    work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
+    work = replace(work, trackers=Trackers(tensorboard, wandb), undisturbed=alone)
     with interrupt_by_sigterm():
         _carry_out(work, players, policy, ALONE, force, as_json)
 

@@ -167,7 +167,6 @@ def train(
     engine: options.EngineOption = "",
     tensorboard: options.Tensorboard = False,
     wandb: options.Wandb = "",
-    mlflow: options.Mlflow = "",
     config: options.ConfigFile = None,
     overrides: options.Overrides = None,
     force: options.Force = False,
@@ -189,7 +188,7 @@ def train(
         device = settings.machine.device or choose_device()
         device = f"cuda:{group.local}" if device == "cuda" and count_launched().size > 1 else device
         base = resolve_model(model)
-        trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+        trackers = Trackers(tensorboard, wandb)
         work = FineTuning(dataset, base, out, settings, trainer, device, packing, trackers)
         if engine:
             service = open_service(engine, base, settings, group.size)

@@ -4,8 +4,8 @@ policy gradient that they become: rewards become advantages, and calls become ro
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
@@ -19,12 +19,11 @@ from harness1.config import Rl
 from harness1.episodes.jobs import EpisodeJob, OnEpisode
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.plain import digest
-from harness1.records import Episode, Gold, Record, Status, StopReason, Task
-from harness1.reward import by_term
-from harness1.reward.measures import measure_outcome
+from harness1.records import Episode, Record, Status, Task
 from harness1.rl.rollouts import Rollouts
 from harness1.rows import TrainRow, make_rows
 from harness1.rows.calls import calls_for_rows
+from harness1.training.log import GoldOf, episode_metrics
 
 
 class PlacedTask(Record):
@@ -338,9 +337,6 @@ def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list
     return [[row for group in groups[at::steps] for row in group] for at in range(steps)]
 
 
-GoldOf = Callable[[Episode], Gold | None]
-
-
 def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf) -> dict[str, float]:
     """Return the `episode_metrics` of a batch, and `reward_std` (mean deviation within a group), `staleness` (mean) and
     `staleness_max` of the groups, in versions before the one to train."""
@@ -351,35 +347,4 @@ def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf)
         "reward_std": fmean(within),
         "staleness": fmean(ages),
         "staleness_max": float(max(ages)),
-    }
-
-
-def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, float]:
-    """Return means over the episodes that the infrastructure did not break; empty if there are none: `reward`, under
-    `term/` the contribution of each of its terms, `curated_recall`, `precision`, `set_size`, `turns`, `tool_errors` and
-    `format_failures` (shares of turns and of episodes), `ended` (share of episodes that the policy ended itself),
-    `output_tokens` of an episode, and under `tool/` the shares of the tools in all turns."""
-    whole = [each for each in episodes if each.status is not Status.INFRA_ERROR]
-    if not whole:
-        return {}
-    turns = [turn for each in whole for turn in each.turns if turn.action is not None]
-    tools = Counter(turn.action.name for turn in turns if turn.action is not None)
-    errors = sum(turn.observation is not None and turn.observation.error is not None for turn in turns)
-    terms: defaultdict[str, float] = defaultdict(float)
-    for each in whole:
-        for name, value in by_term(each.reward).items() if each.reward else ():
-            terms[name] += value
-    results = [measure_outcome(each, gold) for each in whole if (gold := gold_of(each)) is not None]
-    measures = {"curated_recall": "recall", "precision": "precision", "set_size": "set_size"} if results else {}
-    outputs = [sum(len(call.output_ids) for turn in each.turns for call in turn.calls) for each in whole]
-    return {
-        "reward": fmean(each.reward.total if each.reward else 0.0 for each in whole),
-        **{f"term/{name}": value / len(whole) for name, value in sorted(terms.items())},
-        **{name: fmean(getattr(each, field) for each in results) for name, field in measures.items()},
-        "turns": len(turns) / len(whole),
-        "tool_errors": errors / max(1, len(turns)),
-        "format_failures": fmean(each.status is Status.POLICY_ERROR for each in whole),
-        "ended": fmean(each.stop_reason is StopReason.END_SEARCH for each in whole),
-        "output_tokens": fmean(outputs),
-        **{f"tool/{name}": count / len(turns) for name, count in sorted(tools.items())},
     }

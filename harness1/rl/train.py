@@ -18,7 +18,7 @@ from itertools import compress
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -41,19 +41,17 @@ from harness1.models.open import choose_device
 from harness1.models.spec import ModelSpec
 from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.records import Episode, Record, Status, Task
-from harness1.retrieval.open import absolute_index, open_retriever
+from harness1.records import Record
+from harness1.retrieval.open import absolute_index
 from harness1.reward.measures import targets
 from harness1.rl.admission import HEADROOM, read_report
 from harness1.rl.groups import (
     Buffer,
     BufferState,
     EpisodeGroup,
-    GoldOf,
     PlacedTask,
     RolloutProducer,
     batch_metrics,
-    episode_metrics,
     substeps,
     training_rows,
 )
@@ -67,7 +65,7 @@ from harness1.runs.journal import EPISODES as LINES
 from harness1.runs.journal import EpisodeStore, continue_lines, finish
 from harness1.sft.collect import check_taught_split, take_in_turn, tasks_of_runs
 from harness1.training.algorithm import make_algorithm
-from harness1.training.log import NO_TRACKERS, StepListener, Trackers
+from harness1.training.log import NO_TRACKERS, StepListener, Trackers, gold_among, measure_held_out
 from harness1.training.process_group import ALONE, ProcessGroup
 from harness1.training.saving import disk_bytes
 
@@ -196,8 +194,7 @@ class _PolicyLoop(TrainingLoop):
         self._work, self._players = work, players
         self._rollouts: Rollouts
         self._producer: RolloutProducer
-        golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
-        self._gold: GoldOf = lambda episode: golds[_key(episode.task)]
+        self._gold = gold_among(placed.task for placed in work.tasks)
         self.buffer: Buffer[EpisodeGroup] = Buffer(config.rl.groups, config.rl.staleness)
         if self.resumed is not None:
             self.buffer.load_state(msgspec.convert(self.resumed.buffer, BufferState))
@@ -262,19 +259,9 @@ class _PolicyLoop(TrainingLoop):
         return values | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
 
     async def measure(self) -> dict[str, float]:
-        """Play the held-out tasks; those that a fault broke, once more."""
-        work = self._work
-        if not work.held_out:
-            return {}
-        jobs = [EpisodeJob(placed.task, seed=work.config.rl.seed, setup=placed.setup) for placed in work.held_out]
-        first: list[Episode] = []
-        await self._rollouts.run(jobs, first.append)
-        episodes = [each for each in first if each.status is not Status.INFRA_ERROR]
-        if broken := {_key(each.task) for each in first if each.status is Status.INFRA_ERROR}:
-            await self._rollouts.run([job for job in jobs if _key(job.task) in broken], episodes.append)
-        episodes.sort(key=lambda each: each.task.task_id)
-        faults = sum(each.status is Status.INFRA_ERROR for each in episodes)
-        return episode_metrics(episodes, self._gold) | ({"faults": float(faults)} if faults else {})
+        seed = self._work.config.rl.seed
+        jobs = [EpisodeJob(placed.task, seed=seed, setup=placed.setup) for placed in self._work.held_out]
+        return await measure_held_out(self._rollouts.run, jobs)
 
 
 TURN_S = 5e-4
@@ -303,10 +290,6 @@ async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.Cancel
         except asyncio.CancelledError as error:
             interrupt = error
     return running.result(), interrupt
-
-
-def _key(task: Task) -> tuple[str, str]:
-    return task.task_id, task.query  # the id alone may occur in several datasets
 
 
 DEV = "dev"  # the split for validation, if a dataset has it
@@ -384,31 +367,36 @@ WEIGHTS = "weights"  # the folder of versions of the weights, for servers that l
 FindIndex = Callable[[Source, str | None], str]  # returns the index of a source, which may be one that the user names
 
 
+def training_on(
+    choice: TaskChoice, setups: Sequence[EpisodeSetup], inputs: TrainingInputs, out: Path, **more: Any
+) -> Training:
+    """Return the training on chosen tasks of datasets, with the settings of the first setup; `more`: other fields."""
+    config = setups[0].config
+    base, device = resolve_model(ModelSpec.read(inputs.model).model), config.machine.device or choose_device()
+    more |= {"datasets": list(map(from_anywhere, inputs.data)), "split": inputs.split}
+    more |= {"selections": choice.selections, "origins": origins_of(*inputs.data)}
+    return Training(choice.tasks, choice.held_out, setups, base, out, config, device, **more)
+
+
 def open_task_training(
     config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
 ) -> tuple[Training, OpenRollouts]:
     """Open a training run on whole episodes; raise UsageError as `open_tasks`, or workers cannot have the model."""
-    (tasks, held_out, selections), setups = open_tasks(config, inputs, find_index)
-    spec, fleet = ModelSpec.read(inputs.model), config.machine.fleet
-    base, versions = resolve_model(spec.model), out / WEIGHTS
-    work = Training(
-        *(tasks, held_out, setups, base, out, config, config.machine.device or choose_device()),
-        index_hashes=[open_retriever(setup.retriever, config).info.index_hash for setup in setups],
-        datasets=[from_anywhere(data) for data in inputs.data],
-        split=inputs.split,
-        origins=origins_of(*inputs.data),
-        selections=selections,
-    )
+    choice, setups = open_tasks(config, inputs, find_index)
+    hashes = [setup.open_retriever().info.index_hash for setup in setups]
+    work = training_on(choice, setups, inputs, out, index_hashes=hashes)
+    spec, fleet, versions = ModelSpec.read(inputs.model), config.machine.fleet, out / WEIGHTS
     if not fleet.workers:
-        return work, nullcontext(LocalRollouts(setups, policy, base, versions))
+        return work, nullcontext(LocalRollouts(setups, policy, work.base, versions))
     if spec.url is not None:
         raise UsageError("each worker of a fleet has its own model: give hf:PATH or vllm:PATH, not a server")
     for setup in setups:
         refuse_session_names(setup)
     # Workers run in a different directory.
-    whole = f"{spec.kind}:{base.resolve()}"
+    base = work.base.resolve()
+    whole = f"{spec.kind}:{base}"
     found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
-    make = partial(open_rollouts, found, whole, base.resolve(), versions.resolve())
+    make = partial(open_rollouts, found, whole, base, versions.resolve())
     return work, RayRollouts(make, fleet, config.machine.concurrency)
 
 

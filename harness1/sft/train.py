@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -22,9 +23,8 @@ from harness1.data.open import open_source
 from harness1.data.origins import origins_of
 from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
-from harness1.env.environment import SearchEnv, choose
-from harness1.env.model_verifiers import open_verifier
-from harness1.episodes.rollout import rollout
+from harness1.env.environment import choose
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, play_in_loop
 from harness1.errors import SchemaError, UsageError
 from harness1.model_folder import folder_hash
 from harness1.models.backend import Backend
@@ -36,17 +36,14 @@ from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.plain import file_digest
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.policy import Policy
-from harness1.records import Sampling, Status, Task, ToolCall
-from harness1.retrieval.open import open_retriever
-from harness1.reward.measures import measure_outcome
+from harness1.records import Sampling, Task, ToolCall
 from harness1.rows import RowFile, TrainRow
 from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
 from harness1.sft.collect import take_in_turn
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, CollectionRun, DataCard, read_card
 from harness1.tools.registry import Toolbox
 from harness1.training.algorithm import make_algorithm
-from harness1.training.log import NO_TRACKERS, StepListener, Trackers, TrainLog
+from harness1.training.log import NO_TRACKERS, StepListener, Trackers, TrainLog, measure_held_out
 from harness1.training.process_group import ALONE, ProcessGroup, delay_interrupt
 from harness1.training.saving import disk_bytes, hash_of_base, write_card
 from harness1.training.trainable import load_trainable
@@ -113,35 +110,8 @@ async def turn_metrics(
             "action_agreement": float(action is not None and action == target),
         }
 
-    return means(await asyncio.gather(*map(one, turns)))
-
-
-def means(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each value; empty without results."""
-    return {name: fmean(each[name] for each in results) for name in results[0]} if results else {}
-
-
-async def episode_results(
-    policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int
-) -> list[dict[str, float]]:
-    """Play whole episodes on tasks with gold. Return of each, but those with an infrastructure fault, `curated_recall`,
-    `set_size`, `turns`, and `format_failures`: 1.0 if it ended in a policy error."""
-    places = asyncio.Semaphore(concurrency)
-
-    async def one(task: Task) -> dict[str, float] | None:
-        async with places:
-            episode = await rollout(environment(), policy, task)
-        if episode.status is Status.INFRA_ERROR:
-            return None
-        result = measure_outcome(episode, task.gold)
-        return {
-            "curated_recall": result.recall,
-            "set_size": float(result.set_size),
-            "turns": float(result.turns),
-            "format_failures": float(episode.status is Status.POLICY_ERROR),
-        }
-
-    return [each for each in await asyncio.gather(*(one(task) for task in tasks)) if each is not None]
+    found = await asyncio.gather(*map(one, turns))
+    return {name: fmean(each[name] for each in found) for name in found[0]} if found else {}
 
 
 @dataclass(frozen=True)
@@ -181,12 +151,6 @@ class Student:
             found.append([(run, task) for task in tasks])
         return take_in_turn(found, limit)
 
-    def environments(self, run: CollectionRun, config: Config) -> Callable[[], SearchEnv]:
-        """Return a factory of environments like the teacher's, over the index of one of its runs."""
-        retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
-        verifier = open_verifier(self.env, config.machine)
-        return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.machine)
-
 
 class HeldOutValidation:
     """Validates a student between steps, on an evenly spaced part of the held-out rows and tasks. It samples from a
@@ -199,14 +163,16 @@ class HeldOutValidation:
         self._student, self._config = student, config
         self._rows = space_evenly(rows, watch.rows)
         self._turns = pick_turns(space_evenly(rows, watch.turns), watch.turns)
-        self._tasks: dict[str, list[Task]] = {}
-        self._environments: dict[str, Callable[[], SearchEnv]] = {}
+        setups: dict[str, EpisodeSetup] = {}
+        self._jobs: list[EpisodeJob] = []
         for run, task in student.list_held_out(watch.tasks) if watch.tasks else []:
-            self._tasks.setdefault(run.name, []).append(task)
-            if run.name not in self._environments:
-                self._environments[run.name] = student.environments(run, config)
+            if run.name not in setups:  # over the index of the teacher, in its environment
+                setups[run.name] = EpisodeSetup(msgspec.structs.replace(config, env=student.env), run.index, "")
+                setups[run.name].open_retriever()  # one that is gone is told before any step
+            self._jobs.append(EpisodeJob(task, setup=list(setups).index(run.name)))
+        self._setups = list(setups.values())
         self._backend: Backend | None = None
-        if self._turns or self._tasks:
+        if self._turns or self._jobs:
             self._backend = sampler or open_transformers(
                 student.folder,
                 device=device,
@@ -216,13 +182,9 @@ class HeldOutValidation:
                 cache_tokens=machine.model.cache_tokens,
             )
 
-    def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
-        """Return the `nll` of the held-out rows, if there are any; `saved` is as in `Engine.loss`."""
-        return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
-
     async def validate(self, engine: Engine) -> dict[str, float]:
-        """Return the metrics of the present weights, with the number of episodes that broke as `faults`, if any."""
-        metrics, backend = self.loss(engine), self._backend
+        """Return the metrics of the present weights: `nll` of rows, `turn_metrics`, and those of whole episodes."""
+        metrics, backend = {"nll": engine.loss(self._rows)} if self._rows else {}, self._backend
         if backend is None:
             return metrics
         env, chat = self._student.env, self._student.chat
@@ -231,11 +193,7 @@ class HeldOutValidation:
         metrics |= await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
-        episodes: list[dict[str, float]] = []
-        for name, tasks in self._tasks.items():
-            episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
-        broken = sum(map(len, self._tasks.values())) - len(episodes)
-        return metrics | means(episodes) | ({"faults": float(broken)} if broken else {})
+        return metrics | await measure_held_out(partial(play_in_loop, self._setups, policy), self._jobs)
 
 
 async def _refuse_weights(state: Weights, version: int) -> None:
@@ -411,10 +369,5 @@ class _RowsLoop(TrainingLoop):
         return await self._validation.validate(self.engine)
 
     def write(self, metrics: dict[str, float]) -> None:
-        # The card has the metrics of what was written, loaded again.
         _copy_data_card(self._work)
-        super().write({})
-        if metrics:
-            metrics = metrics | self._validation.loss(self.engine, self.out)
-            self.card = msgspec.structs.replace(self.card, metrics=metrics)
-            write_card(self.out, self.card)
+        super().write(metrics)

@@ -1,64 +1,24 @@
-"""A training run in MLflow."""
+"""What is measured of a policy in training, and the log of it: lines of JSON, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
 
-from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, optional
-from harness1.plain import decode_plain, secrets_of, text_digest, without_secrets
+from harness1.episodes.jobs import EpisodeJob, OnEpisode
+from harness1.errors import MALFORMED, SchemaError, optional
+from harness1.plain import decode_plain, text_digest
+from harness1.records import Episode, Gold, Status, StopReason, Task
+from harness1.reward import by_term
+from harness1.reward.measures import measure_outcome
 from harness1.runs.files import clear, write_atomically
 from harness1.runs.journal import Journal, hold
-
-FOLDER_TAG = "harness1.folder"  # tag of a run, by which a resumed training finds it: the digest of its folder's path
-
-
-class MlflowRun:
-    """A run of an experiment (`place`: `EXPERIMENT`, in the store that MLflow is set up for, or `EXPERIMENT@URI`),
-    which a resumed training continues. Raise MissingExtra without mlflow; InfrastructureFault if the store fails."""
-
-    def __init__(self, folder: Path, place: str, *, resumed: bool) -> None:
-        with optional("logs", "mlflow"):
-            import mlflow
-        # A name may have an @ of its own; an address has a scheme.
-        name, _, self._uri = re.sub(r"@(?=[\w+.-]+:)", "\0", place, count=1).partition("\0")
-        tags = {FOLDER_TAG: text_digest(str(folder.resolve())), "mlflow.runName": folder.resolve().name}
-        with self._explain_errors():
-            self._client: Any = mlflow.MlflowClient(self._uri or None)
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
-            mine = f"tags.`{FOLDER_TAG}` = '{tags[FOLDER_TAG]}'"
-            runs = self._client.search_runs([experiment], mine, max_results=1) if resumed else []
-            run = runs[0] if runs else self._client.create_run(experiment, tags=tags)
-            self._id = run.info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        with self._explain_errors():
-            self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in values.items()])
-
-    def finish(self, status: str) -> None:
-        with self._explain_errors():
-            self._client.set_terminated(self._id, status)
-
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            yield
-        except MlflowException as error:
-            raise InfrastructureFault(f"MLflow: {without_secrets(str(error), secrets_of(self._uri))}") from error
-
 
 LOG = "log.jsonl"
 VALIDATION_PREFIX = "held_out/"  # of the names of validation metrics, in a log and for a `StepListener`
@@ -70,20 +30,19 @@ class Trackers(NamedTuple):
 
     tensorboard: bool = False
     wandb: str = ""  # a project of Weights & Biases
-    mlflow: str = ""  # an experiment, `NAME` or `NAME@URI`
 
 
 NO_TRACKERS = Trackers()
 
 
-class TrainLog(AbstractContextManager["TrainLog"]):
+class TrainLog(ExitStack):
     """Appends to `log.jsonl`, which one process at a time holds; without a folder, it writes nothing. A resumed run
     repeats the steps after `after` (-1 for a run that begins), so their old lines are removed. Raise UsageError if
     another process is writing to the folder, or this one cannot; MissingExtra if a tracker is not installed."""
 
     def __init__(self, folder: Path | None, after: int = -1, trackers: Trackers = NO_TRACKERS) -> None:
+        super().__init__()
         self._logs: list[Callable[[Mapping[str, float], int], object]] = []
-        self._ends: list[Callable[[str], object]] = []
         if folder is None:
             return
         with Journal(folder, LOG):
@@ -92,31 +51,22 @@ class TrainLog(AbstractContextManager["TrainLog"]):
                     from torch.utils.tensorboard import SummaryWriter
                 events: Any = SummaryWriter(folder / "tensorboard", purge_step=after + 1)
                 self._logs.append(lambda values, step: [events.add_scalar(*each, step) for each in values.items()])
-                self._ends.append(lambda _: events.close())
+                self.callback(events.close)
             if trackers.wandb:
                 with optional("logs"):
                     import wandb
                 name = text_digest(str(folder.resolve()))  # a resumed folder continues its run
                 project = wandb.init(project=trackers.wandb, dir=folder, id=name, resume="allow")
                 self._logs.append(lambda values, step: project.log(dict(values), step=step))
-                self._ends.append(lambda _: project.finish())
-            if trackers.mlflow:
-                run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0)
-                self._logs.append(run.log)
-                self._ends.append(run.finish)
+                self.callback(project.finish)
             kept = [line for line, values in _read(folder / LOG) if values["step"] <= after]
             write_atomically(folder / LOG, b"".join(line + b"\n" for line in kept))
-            file = Journal(folder, LOG)
+            file = self.enter_context(Journal(folder, LOG))
             self._logs.insert(0, lambda values, step: file.write(msgspec.json.encode({"step": step, **values})))
-            self._ends.insert(0, lambda _: file.close())
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for log in self._logs:
             log(values, step)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for end in self._ends:
-            end("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
 
 def clear_training(folder: Path, verb: str) -> None:
@@ -146,3 +96,61 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if not isinstance(values.get("step"), int):
             raise SchemaError(f"{path}:{number}: not a line of a training's log: it has no step")
         yield line, values
+
+
+GoldOf = Callable[[Episode], Gold | None]
+Play = Callable[[Sequence[EpisodeJob], OnEpisode], Awaitable[None]]
+
+
+def gold_among(tasks: Iterable[Task]) -> GoldOf:
+    """Return what finds the gold of an episode among tasks, of which those of several datasets may have one id."""
+    golds = {(task.task_id, task.query): task.gold for task in tasks}
+    return lambda episode: golds[episode.task.task_id, episode.task.query]
+
+
+async def measure_held_out(play: Play, jobs: Sequence[EpisodeJob]) -> dict[str, float]:
+    """Play held-out tasks, those that a fault broke once more, and return their `episode_metrics`, with the number of
+    those that broke again as `faults`, if any; empty if there are no tasks."""
+    if not jobs:
+        return {}
+    first: list[Episode] = []
+    await play(jobs, first.append)
+    episodes = [each for each in first if each.status is not Status.INFRA_ERROR]
+    whole = {(each.task.task_id, each.task.query) for each in episodes}
+    if again := [job for job in jobs if (job.task.task_id, job.task.query) not in whole]:
+        await play(again, episodes.append)
+    episodes.sort(key=lambda each: each.task.task_id)
+    faults = sum(each.status is Status.INFRA_ERROR for each in episodes)
+    metrics = episode_metrics(episodes, gold_among(job.task for job in jobs))
+    return metrics | ({"faults": float(faults)} if faults else {})
+
+
+def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, float]:
+    """Return means over the episodes that the infrastructure did not break; empty if there are none: `reward`, under
+    `term/` the contribution of each of its terms, `curated_recall`, `precision`, `set_size`, `turns`, `tool_errors` and
+    `format_failures` (shares of turns and of episodes), `ended` (share of episodes that the policy ended itself),
+    `output_tokens` of an episode, and under `tool/` the shares of the tools in all turns."""
+    whole = [each for each in episodes if each.status is not Status.INFRA_ERROR]
+    if not whole:
+        return {}
+    turns = [turn for each in whole for turn in each.turns if turn.action is not None]
+    tools = Counter(turn.action.name for turn in turns if turn.action is not None)
+    errors = sum(turn.observation is not None and turn.observation.error is not None for turn in turns)
+    terms: defaultdict[str, float] = defaultdict(float)
+    for each in whole:
+        for name, value in by_term(each.reward).items() if each.reward else ():
+            terms[name] += value
+    results = [measure_outcome(each, gold) for each in whole if (gold := gold_of(each)) is not None]
+    measures = {"curated_recall": "recall", "precision": "precision", "set_size": "set_size"} if results else {}
+    outputs = [sum(len(call.output_ids) for turn in each.turns for call in turn.calls) for each in whole]
+    return {
+        "reward": fmean(each.reward.total if each.reward else 0.0 for each in whole),
+        **{f"term/{name}": value / len(whole) for name, value in sorted(terms.items())},
+        **{name: fmean(getattr(each, field) for each in results) for name, field in measures.items()},
+        "turns": len(turns) / len(whole),
+        "tool_errors": errors / max(1, len(turns)),
+        "format_failures": fmean(each.status is Status.POLICY_ERROR for each in whole),
+        "ended": fmean(each.stop_reason is StopReason.END_SEARCH for each in whole),
+        "output_tokens": fmean(outputs),
+        **{f"tool/{name}": count / len(turns) for name, count in sorted(tools.items())},
+    }

@@ -30,17 +30,9 @@ from harness1.records import (
     Turn,
     UnitId,
 )
-from harness1.rl.groups import (
-    EpisodeGroup,
-    Kind,
-    advantages,
-    batch_metrics,
-    episode_metrics,
-    has_signal,
-    substeps,
-    training_rows,
-)
+from harness1.rl.groups import EpisodeGroup, Kind, advantages, batch_metrics, has_signal, substeps, training_rows
 from harness1.rows import TrainRow
+from harness1.training.log import episode_metrics
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
 

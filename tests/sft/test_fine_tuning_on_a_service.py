@@ -1,5 +1,4 @@
-"""Fine-tuning on a service of the Tinker API: the weights and the held-out figures of our own trainer, also after an
-interrupt, and by the command."""
+"""Fine-tuning on a service of the Tinker API: the weights and figures of our own trainer, also by the command."""
 
 from __future__ import annotations
 
@@ -26,9 +25,7 @@ from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
 from tests.cli.commands import command_in_process
 from tests.engines.fake_tinker import MODEL, FakeTinker
-from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, interrupt_at, place, silent, timeless, tuning
-
-__all__ = ["place"]  # a fixture
+from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, silent, timeless, tuning
 
 TRAIN = msgspec.structs.replace(QUICK, lora=Lora(rank=4, alpha=4.0))
 ADDRESS = f"tinker:{MODEL}@http://localhost:1"
@@ -43,14 +40,10 @@ def large_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"harness1.{module}.EPSILON", 1e-4)
 
 
-def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None = None) -> FineTuning:
+def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any]) -> FineTuning:
     sampler = TinkerBackend(connect(MODEL, "http://localhost:1", Machine(), sdk))
     work = tuning(place, out, TRAIN, sampler=sampler)
-    service = msgspec.structs.replace(work.config.machine.service, reduction=cast(Any, sdk.reduction))
-    machine = msgspec.structs.replace(work.config.machine, service=service)
-    config = msgspec.structs.replace(work.config, machine=machine)
-    opened = keeping([] if kept is None else kept, partial(open_service_engine, tinker_service(sampler), config))
-    return replace(work, config=config, open_engine=opened)
+    return replace(work, open_engine=keeping(kept, partial(open_service_engine, tinker_service(sampler), work.config)))
 
 
 def keeping(kept: list[Any], opened: OpenEngine) -> OpenEngine:
@@ -75,9 +68,8 @@ def distance(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> fl
     return max(float((one - other).detach().abs().max()) for one, other in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("reduction", ["sum", "row_mean"])
-def test_weights_and_held_out_figures_are_those_of_our_trainer(place: Place, tmp_path: Path, reduction: str) -> None:
-    sdk, kept = FakeTinker(place.model, TRAIN, reduction=reduction), list[Any]()
+def test_weights_and_held_out_figures_are_those_of_our_trainer(place: Place, tmp_path: Path) -> None:
+    sdk, kept = FakeTinker(place.model, TRAIN), list[Any]()
     card = fine_tune(on_service(place, tmp_path / "service", sdk, kept), silent)
     local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, open_local_engine))
     begun = Trainer(load_trainable(place.model, TRAIN, "cpu"), NegativeLogLikelihood(), TRAIN, 1).parameters
@@ -92,18 +84,6 @@ def test_weights_and_held_out_figures_are_those_of_our_trainer(place: Place, tmp
     assert {"loss", "held_out/nll", "held_out/valid"} <= {name for line in lines for name in line}
     assert card.metrics == pytest.approx(ours.metrics, abs=1e-5)
     assert card.remote in sdk.states
-
-
-def test_an_interrupted_training_ends_with_the_same_weights(place: Place, tmp_path: Path) -> None:
-    sdk = FakeTinker(place.model, TRAIN)
-    whole = fine_tune(on_service(place, tmp_path / "whole", sdk), silent)
-    with pytest.raises(KeyboardInterrupt):
-        fine_tune(on_service(place, tmp_path / "resumed", sdk), interrupt_at(3))
-    sent = len(sdk.sent)
-    resumed = fine_tune(on_service(place, tmp_path / "resumed", sdk), silent)
-    assert 0 < len(sdk.sent) - sent < sent
-    assert (figures(tmp_path / "resumed"), resumed.metrics) == (figures(tmp_path / "whole"), whole.metrics)
-    assert distance(sdk.states[resumed.remote][0], sdk.states[whole.remote][0]) == 0.0
 
 
 def test_the_command_trains_on_the_service_once(

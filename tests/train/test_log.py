@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -13,7 +10,7 @@ from unittest.mock import Mock, call
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.errors import MissingExtra, UsageError
 from harness1.runs.files import Stage
 from harness1.training.log import LOG, Trackers, TrainLog, clear_training, read_log
 
@@ -37,10 +34,11 @@ def test_lines_behind_the_step_that_training_goes_on_from_are_taken_out(tmp_path
     write(tmp_path, 3, after=2)
     assert [line["step"] for line in read_log(tmp_path)] == [0, 1, 2, 2, 3]
     assert read_log(tmp_path)[-1] == {"step": 3, "loss": 3.5}
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b'{"step": 4, "lo')  # torn: it is left out, and written over
+    assert len(read_log(tmp_path)) == 5
     write(tmp_path, 1, after=0)  # what was measured at the start stays
     assert [line["step"] for line in read_log(tmp_path)] == [0, 1]
-    write(tmp_path)
-    assert read_log(tmp_path) == []
 
 
 def test_a_training_that_another_process_is_writing_is_neither_begun_nor_cleared(tmp_path: Path) -> None:
@@ -54,15 +52,6 @@ def test_a_training_that_another_process_is_writing_is_neither_begun_nor_cleared
     clear_training(tmp_path, "rl train")
     assert list(tmp_path.iterdir()) == []
     clear_training(tmp_path, "rl train")
-
-
-def test_a_torn_last_line_is_left_out_and_written_over(tmp_path: Path) -> None:
-    write(tmp_path, 1, 2)
-    with (tmp_path / LOG).open("ab") as file:
-        file.write(b'{"step": 3, "lo')
-    assert [line["step"] for line in read_log(tmp_path)] == [1, 2]
-    write(tmp_path, 3, after=2)
-    assert [line["step"] for line in read_log(tmp_path)] == [1, 2, 3]
 
 
 def test_a_process_that_is_not_to_write_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +82,7 @@ def test_a_project_of_weights_and_biases_gets_every_line(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("module", "package", "options"),
-    [
-        ("wandb", "wandb", {"wandb": "students"}),
-        ("torch.utils.tensorboard", "tensorboard", {"tensorboard": True}),
-        ("mlflow", "mlflow", {"mlflow": "students"}),
-    ],
+    [("wandb", "wandb", {"wandb": "students"}), ("torch.utils.tensorboard", "tensorboard", {"tensorboard": True})],
 )
 def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str, options: dict[str, Any]
@@ -107,72 +92,3 @@ def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
     with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*\[logs\]"):
         TrainLog(tmp_path, trackers=Trackers(**options))
     assert len(read_log(tmp_path)) == 1
-
-
-needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        patch.chdir(tmp_path_factory.mktemp("mlflow"))
-        yield "sqlite:///mlflow.db"
-
-
-@pytest.fixture
-def students(store: str, request: pytest.FixtureRequest) -> str:
-    """An experiment of its own for each test."""
-    return str(request.node.name)
-
-
-def write_run(folder: Path, place: str, *steps: int, after: int = -1) -> None:
-    with TrainLog(folder, after, Trackers(mlflow=place)) as log:
-        for step in steps:
-            log.write(step, {"loss": step / 2 + max(0, after), "held_out/nll": 3.0})
-
-
-def client_of(store: str) -> Any:
-    return import_module("mlflow").MlflowClient(store)  # when the store's fixture has turned its telemetry off
-
-
-def runs(store: str, experiment: str) -> list[Any]:
-    client = client_of(store)
-    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
-
-
-@needs_mlflow
-def test_a_run_of_mlflow_gets_every_line_and_is_continued_if_resumed(tmp_path: Path, store: str, students: str) -> None:
-    place = f"{students}@{store}"
-    write_run(tmp_path / "a", place, 1, 2)
-    (run,) = runs(store, students)
-    assert (run.info.run_name, run.info.status) == ("a", "FINISHED")
-    history = client_of(store).get_metric_history(run.info.run_id, "held_out/nll")
-    assert [(each.step, each.value) for each in history] == [(1, 3.0), (2, 3.0)]
-    write_run(tmp_path / "b", place, 1)
-    write_run(tmp_path / "a", place, 3, after=2)
-    assert sorted(run.data.metrics["loss"] for run in runs(store, students)) == [0.5, 3.5]
-    write_run(tmp_path / "a", place, 1)
-    assert sorted(run.info.run_name for run in runs(store, students)) == ["a", "a", "b"]
-
-
-@needs_mlflow
-def test_a_name_may_have_an_at_sign_in_mlflow(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    write_run(tmp_path / "student", "/Users/me@example.org/students", 1)
-    assert len(runs(store, "/Users/me@example.org/students")) == 1
-
-
-@needs_mlflow
-@pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
-def test_how_training_ended(tmp_path: Path, store: str, students: str, error: type[BaseException], status: str) -> None:
-    with pytest.raises(error), TrainLog(tmp_path / "student", trackers=Trackers(mlflow=f"{students}@{store}")):
-        raise error
-    assert [run.info.status for run in runs(store, students)] == [status]
-
-
-@needs_mlflow
-def test_a_store_that_cannot_be_opened_is_a_fault_without_its_password(tmp_path: Path, store: str) -> None:
-    with pytest.raises(InfrastructureFault, match="MLflow") as raised:
-        TrainLog(tmp_path / "student", trackers=Trackers(mlflow="students@mysteriously://me:hunter2@host/db"))
-    assert "hunter2" not in str(raised.value)
