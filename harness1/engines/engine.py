@@ -37,9 +37,8 @@ class Engine(Protocol):
     def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = lambda _done, _of: None) -> dict[str, float]:
         """Take one optimizer step and return the values to log; raise Diverged if loss or gradient is not finite."""
 
-    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
-        """Return the loss of rows under the present weights, or under those in a folder that `write` wrote, which are
-        loaded again for this call; a service, which keeps them itself, measures the present ones."""
+    def loss(self, rows: Sequence[TrainRow]) -> float:
+        """Return the loss of rows under the present weights."""
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
         """Return the natural log probabilities of the trained tokens of each row, in order."""
@@ -163,9 +162,9 @@ class LocalEngine(Trainer):
         with _together(self.group, ("step", rows)):
             return super().step(rows, on_tokens)
 
-    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
-        with _together(self.group, ("loss", rows, saved)):
-            return super().loss(rows, saved)
+    def loss(self, rows: Sequence[TrainRow]) -> float:
+        with _together(self.group, ("loss", rows)):
+            return super().loss(rows)
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
         with _together(self.group, ("logprobs", rows)):

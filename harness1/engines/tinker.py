@@ -296,7 +296,7 @@ class TinkerEngine:
         told = {f"service/{key}": float(value) for key, value in (getattr(answer, "metrics", None) or {}).items()}
         return taken | distance(rows, logprobs, self._algorithm) | told
 
-    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+    def loss(self, rows: Sequence[TrainRow]) -> float:
         return step_loss(rows, self.logprobs(rows), self._algorithm)
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.backend import Grammar, process_logprobs
@@ -29,17 +27,15 @@ that of a token before the first step, where trainer and sampler are float32: on
 MEAN_K3_BOUND = 1e-3
 HALF_BOUND = 5e-3  # the largest mean k3 of the first batch in half precision: they round at different places (1e-3)
 TIES = {"float32": 1e-3, "bfloat16": 0.25}  # logits that differ by less may change places with the order of computation
-NUCLEUS_EDGE = 1e-5  # a token whose cumulative probability is this near to `top_p` may fall on either side of it
 
 
 class SampledCall(Record):
-    """One recorded output with its whole prompt; `version` is that of the weights that sampled it."""
+    """One recorded output with its whole prompt."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
     sampling: Sampling
-    version: int = 0
 
 
 MaskOf = Callable[[SampledCall], "Tensor | None"]
@@ -49,8 +45,7 @@ def calls_to_replay(episode: Episode) -> Iterator[SampledCall]:
     """Yield every call with log probabilities, failed attempts too; SchemaError if a part of a prompt is lost."""
     for call in calls_of(episode):
         if call.output_logprobs:
-            sampled = call.output_ids, call.output_logprobs, call.sampling, call.policy_version_start
-            yield SampledCall(prompt_ids(episode, call), *sampled)
+            yield SampledCall(prompt_ids(episode, call), call.output_ids, call.output_logprobs, call.sampling)
 
 
 def next_logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tensor:
@@ -64,18 +59,11 @@ def next_logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> 
 
 def chosen_logprobs(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tensor | None = None) -> Tensor:
     """Return the log probability of each token, [tokens], under `sampling`; differentiable in the logits, [tokens,
-    vocabulary]. Masks, bool of the same shape, are False where a grammar forbade a token. A token that `top_k` or
-    `top_p` would cut is treated as kept, as the cut depends on rounding."""
+    vocabulary]. Masks, bool of the same shape, are False where a grammar forbade a token."""
     import torch
 
     at = torch.tensor(list(ids), device=logits.device)[:, None]
-    logprobs = process_logprobs(logits, sampling, masks)
-    chosen = logprobs.gather(-1, at)
-    if sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0):
-        return chosen[:, 0]
-    uncut = process_logprobs(logits, Sampling(temperature=sampling.temperature), masks)
-    own, kept = uncut.gather(-1, at), uncut.masked_fill(logprobs.isinf(), -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.where(chosen.isinf(), own - torch.logaddexp(kept, own), chosen)[:, 0]
+    return process_logprobs(logits, sampling, masks).gather(-1, at)[:, 0]
 
 
 class LogprobReport(Record):
@@ -121,7 +109,8 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
             away = math.inf if any(call.output_logprobs) else _largest(allowed.max(-1, keepdim=True).values - chosen)
             greedy, gap = greedy + count, max(gap, away)
             continue
-        differences = _differences(call, logits, masks)
+        replayed = chosen_logprobs(logits, call.output_ids, call.sampling, masks).double().cpu()
+        differences = replayed - torch.tensor(call.output_logprobs, dtype=torch.float64)
         worst, tokens = _largest(differences.abs()), tokens + count
         k3 += float((differences.exp() - 1 - differences).sum())
         largest, ratio = max(largest, worst), max(ratio, worst * min(call.sampling.temperature, 1.0) / BOUND)
@@ -146,18 +135,6 @@ def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) ->
     return mask_of
 
 
-def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Tensor:
-    """Subtract recorded log probabilities, [tokens], float64; at the edge of `top_p` take the smaller difference."""
-    import torch
-
-    recorded = torch.tensor(call.output_logprobs, dtype=torch.float64)
-    edges = (0.0, -NUCLEUS_EDGE, NUCLEUS_EDGE) if call.sampling.top_p < 1 else (0.0,)
-    kinds = [msgspec.structs.replace(call.sampling, top_p=min(call.sampling.top_p + edge, 1.0)) for edge in edges]
-    replayed = torch.stack([chosen_logprobs(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
-    differences = replayed - recorded
-    return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
-
-
 def _largest(values: Tensor) -> float:
     """Return the largest value; NaN counts as infinite, and so fails every bound."""
     return float(values.nan_to_num(nan=math.inf, posinf=math.inf).max())
@@ -169,25 +146,14 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
     within `HALF_BOUND`. Raise UsageError if they differ by more, or there is no token."""
     import torch
 
-    rl, pair = config.rl, (config.policy.dtype, config.train.dtype)
+    pair = config.policy.dtype, config.train.dtype
     difference = torch.tensor(replayed, dtype=torch.float64) - torch.tensor(recorded, dtype=torch.float64)
     worst, k3 = (_largest(difference.abs()), float((difference.exp() - 1 - difference).mean())) if replayed else (0, 0)
-    # Importance weights r = pi / pi_rollout, and w = min(r, ratio_max), as a truncated estimator uses them (Ionides,
-    # "Truncated importance sampling", 2008), with the effective sample size (Kish), (sum w)^2 / sum w^2.
-    ratios = [math.exp(min(new - old, 700.0)) for new, old in zip(replayed, recorded, strict=True)]
-    kept = [min(each, rl.ratio[1]) for each in ratios]
-    squares, tokens = sum(each * each for each in kept), max(1, len(ratios))
-    beyond = sum(not rl.ratio[0] <= each <= rl.ratio[1] for each in ratios) / tokens
-    effective, largest = sum(kept) ** 2 / (tokens * squares) if squares else 0.0, max(ratios, default=1.0)
     measure, measured, bound = ("difference", worst, BOUND) if set(pair) == {"float32"} else ("mean k3", k3, HALF_BOUND)
     if not replayed or not measured <= bound:
         raise UsageError(
             f"the rollouts are not from the model in training: log probabilities differ by up to {worst:.2g} (mean k3"
             f" {k3:.2g}) over {len(replayed)} tokens, where a {measure} of {bound:g} is allowed for"
-            f" policy.dtype={pair[0]} and train.dtype={pair[1]}. Of the importance weights {beyond:.2%} are outside"
-            f" rl.ratio, the largest is {largest:.3g}, and the effective sample is {effective:.1%}"
-            " of the tokens"
+            f" policy.dtype={pair[0]} and train.dtype={pair[1]}"
         )
-    known = {"max_difference": worst, "mean_k3": k3, "beyond_bounds": beyond}
-    known |= {"effective_share": effective, "largest_ratio": largest}
-    return {f"gate/{name}": value for name, value in known.items()}
+    return {"gate/max_difference": worst, "gate/mean_k3": k3}

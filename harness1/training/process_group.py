@@ -144,16 +144,6 @@ def gather(value: Tensor) -> Tensor:
     return made
 
 
-def distribute_like(value: Tensor, other: Tensor) -> Tensor:
-    """Return a whole tensor, which all processes have, distributed as another one is."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(other, DTensor):
-        return value
-    # Each process takes its share of its own copy.
-    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
-
-
 @contextmanager
 def delay_interrupt() -> Iterator[None]:
     """Raise an interrupt at the end. Python handles signals in the main thread, so others have none to put off."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, compress, pairwise
 from pathlib import Path
 from random import Random
@@ -12,20 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.models.adapters import PEFT, adapters_of, add_adapters, read_adapters
-from harness1.models.causal_model import Dtype, MemoryReturns, load_causal_model, logits_at
+from harness1.models.adapters import adapters_of, add_adapters
+from harness1.models.causal_model import Dtype, MemoryReturns, logits_at
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
-from harness1.training.process_group import (
-    ALONE,
-    ProcessGroup,
-    Unanimous,
-    distribute_like,
-    forget_gathered,
-    gather,
-    gather_state,
-    shard,
-)
+from harness1.training.process_group import ALONE, ProcessGroup, Unanimous, forget_gathered, gather, gather_state, shard
 from harness1.training.saving import forget_tensors, load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -205,12 +196,12 @@ class Trainer:
         taken = {"loss": float(total), "gradient": norm, "rate": rate, "trained_tokens": float(trained)}
         return taken if off_policy is None else taken | off_policy.values(self.group)
 
-    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
-        """Return the loss of rows under the present weights, or under those that the folder `saved` holds."""
+    def loss(self, rows: Sequence[TrainRow]) -> float:
+        """Return the loss of rows under the present weights."""
         import torch
 
         total = torch.zeros((), device=self.model.device)
-        with torch.no_grad(), self._holding(saved) if saved else nullcontext():
+        with torch.no_grad():
             for places in self._shares(rows):
                 total += self._loss([rows[place] for place in places])
         self.group.add_up(total)
@@ -262,21 +253,6 @@ class Trainer:
         forget_gathered(self.model)
         if self.group.leads:
             forget_tensors(root, name)
-
-    @contextmanager
-    def _holding(self, folder: Path) -> Iterator[None]:
-        kept = [weight.detach().clone() for weight in self.parameters]
-        adapted = self.train.lora.rank
-        saved = read_adapters(folder).tensors if adapted else load_causal_model(folder, "cpu", "float32").state_dict()
-        try:
-            for name, weight in self._trained.items():
-                weight.copy_(distribute_like(saved[f"{PEFT}{name}" if adapted else name], weight))
-            forget_gathered(self.model)
-            yield
-        finally:
-            for weight, before in zip(self.parameters, kept, strict=True):
-                weight.copy_(before)
-            forget_gathered(self.model)
 
     def _tensors(self) -> dict[str, Tensor]:
         import torch

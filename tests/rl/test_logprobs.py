@@ -7,12 +7,14 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
@@ -26,7 +28,6 @@ from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling
 from harness1.retrieval.build import build_index
-from harness1.rl import logprobs
 from harness1.rl.logprobs import (
     LogprobReport,
     SampledCall,
@@ -55,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def calls(folder: Path) -> list[SampledCall]:
     backend = open_transformers(folder, device="cpu", dtype="float32", threads=0, rows=8, cache_tokens=500)
-    hows = [Sampling(temperature=t, top_p=p, seed=1, max_tokens=16) for t in (0.5, 1.0, 1.5) for p in (1.0, 0.9)]
+    hows = [Sampling(temperature=t, top_p=p, seed=1, max_tokens=16) for t in (0.5, 1.5) for p in (1.0, 0.9)]
     prompts = [tuple(range(at, 20 + 3 * at)) for at in range(len(hows))]
 
     async def make() -> list[SampledCall]:
@@ -66,37 +67,23 @@ def calls(folder: Path) -> list[SampledCall]:
     return asyncio.run(make())
 
 
+@cache
+def loaded(folder: Path) -> PreTrainedModel:
+    return load_causal_model(folder, "cpu", "float32")
+
+
 def gate(folder: Path, calls: list[SampledCall]) -> LogprobReport:
-    return compare_calls(load_causal_model(folder, "cpu", "float32"), calls)
+    return compare_calls(loaded(folder), calls)
 
 
 def test_each_token_has_the_log_probability_of_its_prefix(folder: Path) -> None:
-    model, ids = load_causal_model(folder, "cpu", "float32"), (5, 9, 9, 250, 3)
+    model, ids = loaded(folder), (5, 9, 9, 250, 3)
     found = chosen_logprobs(next_logits(model, ids, 4), ids[1:], Sampling(temperature=0.7))
     for at in range(1, len(ids)):
         logits = model(torch.tensor([ids[:at]])).logits[0, -1].detach()
         assert float(found[at - 1].detach()) == pytest.approx(float((logits / 0.7).log_softmax(-1)[ids[at]]), abs=1e-5)
     assert found.shape == (4,)
     found.sum().backward()
-
-
-def test_a_token_that_was_cut_counts_as_the_one_kept_beyond_the_others(folder: Path) -> None:
-    model, ids = load_causal_model(folder, "cpu", "float32"), [5, 9]
-    best, third = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1).detach().sort(descending=True)[0][[0, 2]]
-    ids.append(int(model(torch.tensor([ids])).logits[0, -1].argsort(descending=True)[2]))
-    found = chosen_logprobs(next_logits(model, ids, 2), ids[1:], Sampling(top_k=1)).detach()
-    assert float(found[-1]) == pytest.approx(float(third - torch.logaddexp(best, third)), abs=1e-5)
-
-
-def test_the_edge_of_the_nucleus_may_fall_on_either_side(folder: Path) -> None:
-    model, ids = load_causal_model(folder, "cpu", "float32"), (5, 9)
-    likely, order = model(torch.tensor([ids])).logits[0, -1].softmax(-1).detach().sort(descending=True)
-    edge, of_two = float(likely[:2].sum()), float((likely[0] / likely[:2].sum()).log())
-    passed = []
-    for beyond in (-5e-6, 5e-6, 5e-5):
-        call = SampledCall(ids, (int(order[0]),), (of_two,), Sampling(top_p=edge + beyond))
-        passed.append(gate(folder, [call]).passes("float32"))
-    assert passed == [True, True, False]
 
 
 def test_what_was_sampled_passes(folder: Path, calls: list[SampledCall]) -> None:
@@ -130,7 +117,7 @@ def test_the_mean_k3_is_that_of_its_formula(folder: Path, calls: list[SampledCal
 
 
 def test_greedy_outputs_must_be_the_most_likely_with_0_recorded(folder: Path) -> None:
-    model, ids = load_causal_model(folder, "cpu", "float32"), [3, 4, 5]
+    model, ids = loaded(folder), [3, 4, 5]
     for _ in range(5):
         ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     call = SampledCall(tuple(ids[:3]), tuple(ids[3:]), (0.0,) * 5, Sampling(temperature=0.0))
@@ -140,15 +127,12 @@ def test_greedy_outputs_must_be_the_most_likely_with_0_recorded(folder: Path) ->
     assert not compare_calls(model, [replace(call, output_logprobs=(0.0, -0.5, 0.0, 0.0, 0.0))]).passes("bfloat16")
 
 
-def test_what_is_no_number_never_passes(folder: Path, calls: list[SampledCall]) -> None:
-    for number in (math.nan, -math.inf, math.inf):
+def test_what_is_no_number_never_passes_and_what_is_missing_is_an_error(folder: Path, calls: list[SampledCall]) -> None:
+    for number in (math.nan, -math.inf):
         for call in (calls[0], replace(calls[0], sampling=Sampling(temperature=0.0))):
             broken = replace(call, output_logprobs=(number, *call.output_logprobs[1:]))
             assert not gate(folder, [broken]).passes("float32")
             assert not gate(folder, [broken]).passes("bfloat16")
-
-
-def test_log_probabilities_that_are_missing_are_an_error(folder: Path, calls: list[SampledCall]) -> None:
     for broken in (replace(calls[0], output_logprobs=(0.0,)), replace(calls[0], output_ids=(), output_logprobs=())):
         with pytest.raises(UsageError, match="replayed"):
             gate(folder, [broken])
@@ -174,25 +158,11 @@ def test_of_rounded_log_probabilities_the_mean_k3_must_be_within_its_bound(sampl
     """A difference of d has a k3 of about d^2 / 2."""
     near = math.sqrt(2 * 4e-3)
     assert gated(near, sampler, trainer)["gate/mean_k3"] == pytest.approx(math.exp(near) - 1 - near)
-    with pytest.raises(UsageError, match=r"mean k3 of 0\.005 is allowed.*effective sample is 100\.0% of the tokens"):
+    with pytest.raises(UsageError, match=r"mean k3 of 0\.005 is allowed for policy\.dtype="):
         gated(math.sqrt(2 * 6e-3), sampler, trainer)
-
-
-def test_a_batch_without_tokens_or_with_what_is_no_number_is_refused() -> None:
-    config = load_config()
     for values in ([], [math.nan]):
         with pytest.raises(UsageError):
-            check_start(values, values, config)
-
-
-def test_truncated_weights_are_those_computed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ratios of 1, 8 and 0.5 between 0.6 and 4: weights 1, 4 and 0.5, (5.5)^2 / (3 * 17.25)."""
-    monkeypatch.setattr(logprobs, "BOUND", 9.0)
-    loose = ["policy.dtype=float32", "train.dtype=float32", "rl.ratio=[0.6, 4]"]
-    found = check_start([0.0, math.log(8), math.log(0.5)], [0.0] * 3, load_config(None, loose))
-    assert found["gate/beyond_bounds"] == pytest.approx(2 / 3)
-    assert found["gate/effective_share"] == pytest.approx(5.5**2 / (3 * 17.25))
-    assert found["gate/largest_ratio"] == pytest.approx(8.0)
+            check_start(values, values, load_config())
 
 
 SOURCE = open_source("world:60")
