@@ -96,11 +96,8 @@ def merge(
 
     Example: harness1 models merge CHECKPOINT --out MERGED --dtype float32"""
     lost = merge_into_base(adapters, out, dtype)
-    if as_json:
-        print_json({"folder": str(out), "dtype": dtype, **lost._asdict()})
-        return
-    put(f"{out}\nrounding to {dtype} lost {lost.total:.1%} of the update, at most {lost.largest:.1%}")
-    put(f"    (|rounded - exact| / |update|; most in {lost.layer})")
+    said = f"{out}\nrounding to {dtype} lost {lost:.1%} of the update (|rounded - exact| / |update|)"
+    print_result({"folder": str(out), "dtype": dtype, "total": lost}, as_json, lambda _: put(said))
 
 
 def new(
@@ -179,7 +176,6 @@ def _print(shown: dict[str, Any], fitting: str) -> None:
     put("and one at a time:")
     _lines(made.moments)
     _lines({"in all at most": made.needs}, f" of {devices.memory / GB:.0f}")
-    put(f"The forward and backward pass: {', '.join(f'{name} {size / GB:.2f}' for name, size in made.passes.items())}.")
     if made.sampler:
         put(f"GB on each of {devices.samplers} that sample:")
         _lines(made.sampler, f", {max(0, made.sampler[CACHE_ROOM]) // made.token:,} tokens", CACHE_ROOM)

@@ -191,54 +191,28 @@ def readme(card: DataCard) -> str:
     info = {"config_name": "default", "features": FEATURES}
     found, known = (msgspec.json.encode(tree).decode() for tree in (configs, info))  # JSON is valid YAML
     counted = ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")
-    measured = [(name, getattr(card, name)) for name in ("turns", "curated_recall", "trajectory_recall")]
-    recalls = card.curated_recall.histogram, card.trajectory_recall.histogram
     parts = [
         f"---\nconfigs: {found}\ndataset_info: {known}\n---",
         "# Supervised fine-tuning rows of search episodes",
         f"{card.train.rows} training rows and {card.held_out.rows} held-out rows in the format `{card.format}`, for the"
         f" tokenizer `{Path(card.tokenizer).name}`. Only tokens of actions (reasoning and call) are trained.",
-        "## Collection",
         _table(
-            ("teacher", "dataset", "split", "episodes", "tasks missing", "policy hash", "index hash"),
+            ("teacher", "dataset", "split", "licence", "episodes", "tasks missing"),
             [
-                (
-                    *(_without_folders(run.teacher), run.name, run.split, run.episodes, run.missing),
-                    *(run.hashes[name][:12] for name in ("policy", "index")),
-                )
+                (_without_folders(run.teacher), run.name, run.split, card.licences[run.name], run.episodes, run.missing)
                 for run in card.runs
             ],
         ),
-        _table(
-            ("", "hash"),
-            [("environment", card.env_hash), ("format", card.format_hash), ("tokenizer", card.tokenizer_hash)],
-        ),
-        "The contexts were rendered again for this student." if card.rerendered else "",
-        "## Gates",
         _table(("gate", "in", "out"), [(gate.name, gate.entered, gate.passed) for gate in card.gates]),
         f"Evaluation queries compared: {_list_counts(card.compared)}.",
         f"Turns of kept episodes left out of the rows: {_list_counts(card.dropped_turns)}.",
-        "## Rows",
         _table(
             ("", "train", "held out"),
-            [(_words(name), getattr(card.train, name), getattr(card.held_out, name)) for name in counted],
+            [(name, getattr(card.train, name), getattr(card.held_out, name)) for name in counted],
         ),
-        _counts(("trained turns of", "train", "held out"), card.train.tools, card.held_out.tools),
-        _counts(("row tokens up to", "train", "held out"), card.train.lengths, card.held_out.lengths),
-        "## Episodes",
-        _table(
-            ("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)),
-            [(_words(name), *(f"{q:.3f}" for q in (of.mean, *of.quantiles.values()))) for name, of in measured],
-        ),
-        _counts(("recall", "curated", "trajectory"), *recalls),
-        "## Licences",
-        _table(("dataset", "licence"), sorted(card.licences.items())),
-        "## Held-out tasks",
-        "\n".join(f"- {name}: {', '.join(tasks)}" for name, tasks in card.held_out_tasks.items()) or "None.",
-        "## Configuration",
-        f"```json\n{msgspec.json.format(msgspec.json.encode({'env': card.env, 'sft': card.sft})).decode()}\n```",
+        f"The distributions of lengths, tools and recall, held-out tasks, hashes and settings are in `{CARD}`.",
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _without_folders(policy: str) -> str:
@@ -248,17 +222,8 @@ def _without_folders(policy: str) -> str:
     return f"{kind}{colon}{Path(model).name if local else model}{at}{url}"
 
 
-def _counts(head: Sequence[str], one: dict[str, int], other: dict[str, int]) -> str:
-    names = sorted(one.keys() | other.keys(), key=lambda name: (int(name) if name.isdecimal() else 0, name))
-    return _table(head, [(name, one.get(name, 0), other.get(name, 0)) for name in names])
-
-
 def _list_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {_words(name)}" for name, count in counts.items()) or "none"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

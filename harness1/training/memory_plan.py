@@ -56,8 +56,7 @@ class BatchSize(NamedTuple):
 
 class Plan(Record):
     """Bytes on a device that trains: `held` throughout, the most beside it in each of the `moments`, in all `needs`.
-    `passes` are those of a forward and backward pass: what layers keep, and beside it logits with their gradients, or
-    what one layer needs for itself. `sampler` is on a device that only samples, `token` the keys and values of one."""
+    `sampler` is on a device that only samples, `token` the keys and values of one token."""
 
     parameters: int  # without adapters
     trained: int
@@ -65,7 +64,6 @@ class Plan(Record):
     devices: Devices
     held: Parts
     moments: Parts
-    passes: Parts
     token: int
     sampler: Parts
     needs: int
@@ -117,11 +115,9 @@ class MemoryPlanner:
             sampler = {"weights": sampled["weights"] // parts, CACHE_ROOM: share - sampled["weights"] // parts}
             kinds = getattr(self.shape.get_text_config(), "layer_types", None) or ["full_attention"]
             token = int(token * (1 - kinds.count("sliding_attention") / len(kinds))) // parts
-        passes = {"kept": step["kept"], "logits": max(0, step["logits"] - step["kept"])}
-        passes["working"] = max(0, step["forward"] - step["kept"], step["backward"] - step["kept"])
         needs = sum(held.values()) + max(moments.values())
         counts = step["parameters"], step["trained"] // 4
-        return Plan(*counts, batch, devices, held, moments, passes, token, sampler, needs)
+        return Plan(*counts, batch, devices, held, moments, token, sampler, needs)
 
     def step(self, train: Train, batch: BatchSize, attention: str = "") -> Parts:
         """Return the bytes of a training step whose gradients exist, as `count_step`."""

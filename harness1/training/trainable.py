@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -116,36 +116,23 @@ def check_form(folder: Path, train: Train) -> None:
         raise UsageError(f"training from {folder} goes on with its adapters: set {wanted}; {anew}")
 
 
-class RoundingLoss(NamedTuple):
-    """What rounding merged weights loses: |rounded - exact| / |update|, norms over all adapted weights, and the largest
-    of a single one. About 0 keeps everything; near or above 1 the update is lost in rounding."""
-
-    total: float
-    largest: float
-    layer: str  # the weight that loses most
-
-
-def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
-    """Return what is lost by merging the adapters of a model in float32 and rounding the sums to a type."""
+def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> float:
+    """Return what is lost by merging the adapters of a model in float32 and rounding the sums to a type: |rounded -
+    exact| / |update|, of norms over all adapted weights. Near or above 1 the update is lost."""
     import torch
 
     lost = update = 0.0
-    largest, layer = 0.0, ""
     with torch.no_grad():
-        for name, weight, change in list_updates(model):
+        for _, weight, change in list_updates(model):
             exact = weight.double() + change.double()
-            error = float((exact.float().to(getattr(torch, dtype)).double() - exact).norm())
-            size = float(change.double().norm())
-            lost, update = lost + error**2, update + size**2
-            share = error / size if size else 0.0
-            if share >= largest:
-                largest, layer = share, name
-    return RoundingLoss((lost / update) ** 0.5 if update else 0.0, largest, layer)
+            lost += float((exact.float().to(getattr(torch, dtype)).double() - exact).norm()) ** 2
+            update += float(change.double().norm()) ** 2
+    return (lost / update) ** 0.5 if update else 0.0
 
 
-def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
-    """Write the model that a folder of adapters describes as a plain one: added in float32, then rounded to a type;
-    raise UsageError if the folder holds no adapters, `out` is not empty, or the base is missing or another."""
+def merge(adapters: Path, out: Path, dtype: Dtype) -> float:
+    """Write the model of a folder of adapters as a plain one, added in float32 and rounded to a type; return what that
+    lost. UsageError if the folder holds no adapters, `out` is not empty, or the base is missing."""
     if not holds_adapters(adapters):
         raise UsageError(f"{adapters} holds no adapters: there is nothing to merge")
     if out.exists() and any(out.iterdir()):

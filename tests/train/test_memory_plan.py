@@ -62,7 +62,7 @@ def size_of(tensors: Any) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "rank", "experts", "layers"),
-    [*[(kind, rank, False, 0) for kind in KINDS for rank in (0, 4)], ("gpt_oss", 4, True, 0), ("llama", 4, False, 2)],
+    [("qwen3", 0, False, 0), ("gpt_oss", 4, True, 0), ("llama", 4, False, 0), ("llama", 4, False, 2)],
 )
 def test_weights_gradients_and_moments_are_the_trainers(kind: str, rank: int, experts: bool, layers: int) -> None:
     lora = Lora(rank=rank, experts=experts, layers=layers)
@@ -79,9 +79,7 @@ def test_weights_gradients_and_moments_are_the_trainers(kind: str, rank: int, ex
     assert held.get("adapters") == (trained if rank else None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rank", "checkpointing"), [("llama", 0, False), ("gpt_oss", 4, True), ("gpt_oss, experts", 4, False)]
-)
+@pytest.mark.parametrize(("kind", "rank", "checkpointing"), [("llama", 0, False), ("gpt_oss, experts", 4, True)])
 def test_the_whole_is_what_the_allocator_gives_out(kind: str, rank: int, checkpointing: bool) -> None:
     kind, _, experts = kind.partition(", ")
     shape = shape_of(kind, vocab_size=2000, num_hidden_layers=4)
@@ -196,7 +194,7 @@ def planned(needs: dict[tuple[bool, int], int]) -> Any:
 
     def make(config: Config, devices: Devices) -> Plan:
         bytes_ = needs[config.train.checkpointing, config.train.lora.rank] // devices.trainers
-        return Plan(0, 0, BatchSize(1, 1, 1), devices, {}, {}, {}, 0, {}, bytes_)
+        return Plan(0, 0, BatchSize(1, 1, 1), devices, {}, {}, 0, {}, bytes_)
 
     return make
 

@@ -25,7 +25,7 @@ from harness1.training.trainable import load_trainable, merge, rounding_loss
 from harness1.training.trainer import Trainer
 from tests.cli.commands import command_in_process
 from tests.models.test_adapters import EXPERTS, KINDS_OF_MIXTURES, PLAIN, logits_of, save_adapters, stir
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import GPT_OSS, save_tiny_model
 from tests.train.test_trainer import made_rows
 
 
@@ -56,17 +56,6 @@ def test_only_weights_that_stay_frozen_are_rounded(folder: Path, rank: int, dtyp
     assert torch.equal(logits, again)
 
 
-def test_threads_are_set_where_some_are_asked_for(folder: Path) -> None:
-    before = torch.get_num_threads()
-    try:
-        load_trainable(folder, Train(), "cpu", threads=before + 1)
-        assert torch.get_num_threads() == before + 1
-        load_trainable(folder, Train(), "cpu")
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_adapters_are_trained_further_in_the_layers_that_they_are_in(tmp_path: Path, folder: Path) -> None:
     model: Any = load_trainable(folder, Train(lora=Lora(rank=4)), "cpu")
     add_adapters(model, Lora(rank=4, layers=1), seed=0)
@@ -80,7 +69,6 @@ def test_adapters_are_trained_further_in_the_layers_that_they_are_in(tmp_path: P
         load_trainable(tmp_path / "nothing", Train(), "cpu")
 
 
-GPT_OSS = {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
 CAPPED = {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16}
 
 
@@ -145,14 +133,18 @@ def test_one_that_ignores_padding_is_refused(folder: Path, monkeypatch: pytest.M
         attention.use_attention(model, "unmasked", "float32")
 
 
-def test_cudnn_whose_gradients_of_padded_rows_can_be_nan_is_left_out(folder: Path) -> None:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
+def test_threads_are_set_where_asked_for_and_cudnn_whose_gradients_of_padded_rows_can_be_nan_is_left_out(
+    folder: Path,
+) -> None:
+    threads, cudnn = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
+        load_trainable(folder, train_of("auto"), "cpu", threads=threads + 1)
         load_trainable(folder, train_of("auto"), "cpu")
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert (torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()) == (threads + 1, False)
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+        torch.set_num_threads(threads)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
 @pytest.mark.parametrize(("kind", "lora"), [("llama", PLAIN), ("gpt_oss", EXPERTS)])
@@ -162,7 +154,7 @@ def test_the_merged_model_is_a_plain_one_that_computes_the_same(tmp_path: Path, 
     card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", step=7, origins=("scifact",))
     write_json(tmp_path / "adapters" / CHECKPOINT, card)
     lost = merge(tmp_path / "adapters", tmp_path / "merged", "float32")
-    assert lost.total < 1e-5
+    assert lost < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
     assert read_checkpoint(tmp_path / "merged") == card
@@ -184,15 +176,12 @@ def test_rounding_loses_more_of_smaller_updates(tmp_path: Path) -> None:
                 if "lora_B" in name:
                     value.mul_(factor)
         lost.append(rounding_loss(model, "bfloat16"))
-    assert lost[0].total < 0.1 < lost[1].total < lost[2].total
-    assert lost[2].total == pytest.approx(1.0, abs=0.1), "all of it"
-    assert all(each.total <= each.largest for each in lost)
-    assert lost[0].layer.endswith("proj.weight")
+    assert lost[0] < 0.1 < lost[1] < lost[2] == pytest.approx(1.0, abs=0.1), "at last all of it"
 
 
 def test_a_loss_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save_adapters(tmp_path / "adapters", save_tiny_model(tmp_path / "base"))
     places = [str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
     found = json.loads(command_in_process(monkeypatch, capsys)("models", "merge", *places, "--json").out)
-    assert (found["dtype"], 0 < found["total"] <= found["largest"]) == ("bfloat16", True)
+    assert (found["dtype"], found["total"] > 0) == ("bfloat16", True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").dtype == torch.bfloat16
