@@ -14,7 +14,7 @@ TIERS = ("service", "attack", "ray", "docs", "browser", "training")
 FIRST = (
     *("test_micro_learning.py", "test_wheel.py", "test_tiny.py", "test_notebooks.py", "test_run.py", "test_kills.py"),
     *("test_browser.py", "test_trl_trainer.py", "test_memory_plan.py", "test_fine_tuning.py"),
-    *("test_learning.py", "test_sft_commands.py", "test_overfitting.py", "test_retrieval_models.py", "test_trainer.py"),
+    *("test_learning.py", "test_sft_commands.py", "test_retrieval_models.py", "test_trainer.py"),
     *("test_train_plan.py", "test_attention.py", "test_contract.py", "test_building.py", "test_own_code.py"),
     *("test_fine_tuning_on_a_service.py", "test_cli.py", "test_pivots.py", "test_tinker_engine.py", "test_bm25.py"),
 )

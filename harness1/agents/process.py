@@ -189,12 +189,7 @@ async def run_command(
 
 
 async def _start(
-    sandbox: Sandbox,
-    words: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    output: int,
-    stack: ExitStack,
+    sandbox: Sandbox, words: Sequence[str], folder: Path, environment: Mapping[str, str], output: int, stack: ExitStack
 ) -> tuple[asyncio.subprocess.Process, IO[bytes]]:
     """Start the keeper of a command, and close the file descriptor of its output. Return it with the file in which it
     says how the command ended."""

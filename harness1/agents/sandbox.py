@@ -72,12 +72,7 @@ class Sandbox(Record):
         )
 
 
-WAYS = (
-    Sandbox(namespaces=True, own_user=True),
-    Sandbox(namespaces=True),
-    Sandbox(own_user=True),
-    Sandbox(),
-)
+WAYS = (Sandbox(namespaces=True, own_user=True), Sandbox(namespaces=True), Sandbox(own_user=True), Sandbox())
 """The best first: for root, for any user where user namespaces are permitted, for root of a container, for all."""
 
 

@@ -79,10 +79,7 @@ PI: dict[str, Any] = {"baseUrl": "URL/v1", "api": "openai-completions", "apiKey"
 PI["models"] = [{"id": "policy", "contextWindow": WINDOW, "maxTokens": 4096}]
 AGENTS = {
     "codex": Agent(
-        "codex",
-        ("exec", "--skip-git-repo-check", *CODEX, TASK),
-        {"CODEX_HOME": "HOME"},
-        dialect="responses",
+        "codex", ("exec", "--skip-git-repo-check", *CODEX, TASK), {"CODEX_HOME": "HOME"}, dialect="responses"
     ),
     "claude": Agent(
         "claude",

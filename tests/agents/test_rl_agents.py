@@ -100,7 +100,7 @@ time.sleep(600)
 
 @pytest.mark.service
 @pytest.mark.usefixtures("harness1")
-@pytest.mark.parametrize("sent", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+@pytest.mark.parametrize("sent", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
 def test_the_end_of_a_training_ends_stubborn_agents_and_removes_their_folders(
     sent: tuple[signal.Signals, ...], tmp_path: Path
 ) -> None:
@@ -202,11 +202,10 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("seed", [1, 2])
-def test_an_agent_earns_more_by_training(harness1: Command, tmp_path: Path, seed: int) -> None:
+def test_an_agent_earns_more_by_training(harness1: Command, tmp_path: Path) -> None:
     """One row at a time and no cache: what is sampled does not depend on what is decoded beside it, so not on time."""
     more = ["machine.concurrency=1", "machine.model.cache_tokens=0"]
-    more += [f"rl.seed={seed}", "rl.batches=20", "rl.groups=4", "rl.samples=8", "train.rate=1e-2", "train.lora.rank=0"]
+    more += ["rl.seed=1", "rl.batches=20", "rl.groups=4", "rl.samples=8", "train.rate=1e-2", "train.lora.rank=0"]
     code, _, err = harness1(*agents(tmp_path, *(word for setting in more for word in ("--set", setting))))
     assert code == 0, err
     rewards = [each["reward"] for each in read_log(tmp_path / "out") if "loss" in each]

@@ -22,7 +22,16 @@ import pytest
 from harness1.agents.evaluation import AgentSession, delivered_f1
 from harness1.agents.judge import Judge
 from harness1.agents.process import find_sandbox, remove, run_command
-from harness1.agents.sandbox import WAYS, Sandbox, closed_paths, inherit, is_possible, needed_paths, variables_of
+from harness1.agents.sandbox import (
+    WAYS,
+    Sandbox,
+    closed_paths,
+    free_user,
+    inherit,
+    is_possible,
+    needed_paths,
+    variables_of,
+)
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Status
 from harness1.rows.calls import RecordedCall
@@ -33,19 +42,16 @@ SECRET = "planted-4711-secret"
 HOSTILE = """
 import glob, signal, socket
 
-GOLD, OUT, SCRIPT = {gold!r}, {out!r}, {script!r}
-won = []
-
-def attack(function):
-    try:
-        if function():
-            won.append(function.__name__)
-    except (OSError, PermissionError, subprocess.SubprocessError, urllib.error.URLError):
-        pass
+GOLD, OUT, SCRIPT, HOME, SECRET = {gold!r}, {out!r}, {script!r}, {home!r}, {secret!r}.encode()
+KEY = os.environ["OPENAI_API_KEY"]
 
 def content(place):
     with open(place, "rb") as file:
         return file.read(1 << 16)
+
+def write(place, text, mode="w"):
+    with open(place, mode) as file:
+        return file.write(text)
 
 def shell(words):
     return subprocess.run(["/bin/sh", "-c", words], capture_output=True, timeout=10).stdout.decode()
@@ -61,75 +67,16 @@ def keys_of_others():
         except OSError:
             pass
     named = {{word for word in found.replace(b"=", b"\\0").split(b"\\0") if word.startswith(b"session-")}}
-    return named - {{os.environ["OPENAI_API_KEY"].encode()}}
-
-def secrets_in_processes():
-    readable = [place for place in glob.glob("/proc/[0-9]*/environ") if os.access(place, 4)]
-    return any({secret!r}.encode() in content(place) for place in readable)
-
-def arguments_of_the_trainer():
-    return any({secret!r}.encode() in content(place) for place in glob.glob("/proc/[0-9]*/cmdline"))
-
-def inherited_secrets():
-    return [name for name in os.environ if name in ("HF_TOKEN", "ANTHROPIC_AUTH_TOKEN", "HTTP_PROXY")]
-
-def gold_itself():
-    return content(GOLD)
-
-def gold_by_root_of_others():
-    return any(os.path.exists(place + GOLD) and content(place + GOLD) for place in glob.glob("/proc/*/root"))
-
-def gold_by_folders_of_others():
-    return any(os.path.exists(place + "/" + os.path.basename(GOLD)) for place in glob.glob("/proc/*/cwd"))
-
-def gold_below_a_mount():
-    below = f"umount {{os.path.dirname(GOLD)}}; cat {{GOLD}}"
-    return "D1" in shell(f"{{below}}; unshare -Urm sh -c '{{below}}'")
-
-def gold_in_a_new_namespace():
-    within = f"mount -t proc p /proc; mount -o remount,rw /; cat {{GOLD}} /proc/1/root{{GOLD}}"
-    return "D1" in shell(f"unshare -Urmpf sh -c '{{within}}'")
-
-def files_of_the_training():
-    return os.listdir(OUT)
-
-def memory_of_others():
-    return any(open(f"/proc/{{pid}}/mem", "rb").read(1) for pid in [*others(), 1])
+    return named - {{KEY.encode()}}
 
 def folders_of_others():
     mine, found = os.path.realpath(".."), []
     for place in {{os.path.dirname(mine), "/tmp", "/var/tmp", "/dev/shm"}}:
         for base, names, files in os.walk(place):
             if not os.path.realpath(base).startswith(mine) and "delivered.txt" in files + names:
-                open(base + "/delivered.txt", "w").write("D1")
+                write(base + "/delivered.txt", "D1")
                 found.append(base)
     return found
-
-def names_of_other_sessions():
-    return [name for name in os.listdir("../..") if name != os.path.basename(os.path.realpath(".."))]
-
-def program_of_others():
-    with open(SCRIPT, "a") as file:
-        return file.write("\\nraise SystemExit(9)\\n")
-
-def program_replaced():
-    return os.rename("task.json", SCRIPT) is None
-
-def end_of_others():
-    return sum(os.kill(pid, signal.SIGKILL) is None for pid in others())
-
-def end_of_the_trainer():
-    return os.kill(os.getppid(), 0) is None and os.getppid() != 1 and os.kill(os.getppid(), signal.SIGKILL) is None
-
-def privileges():
-    return os.setuid(0) is None and os.getresuid() == (0, 0, 0) and content("/proc/1/environ")
-
-def pattern_of_cores():
-    with open("/proc/sys/kernel/core_pattern", "w") as file:
-        return file.write("|/bin/true")
-
-def disks():
-    return [place for place in glob.glob("/dev/[svn][dmv]*") + ["/dev/mem", "/dev/kmsg"] if content(place)]
 
 def sockets_of_services():
     found = []
@@ -138,14 +85,6 @@ def sockets_of_services():
             line.connect(place)
             found.append(place)
     return found
-
-def terminals_of_the_user():
-    return [place for place in glob.glob("/dev/pts/[0-9]*") if os.write(os.open(place, os.O_RDWR | os.O_NOCTTY), b"x")]
-
-def keys_in_the_home():
-    import pwd
-    home = {home!r}
-    return [name for name in os.listdir(home) if name in (".ssh", ".netrc", ".aws") and os.listdir(home + "/" + name)]
 
 def processes_without_end():
     children = 0
@@ -162,8 +101,7 @@ def processes_without_end():
     return children >= 3000
 
 def calls_of_another_session():
-    mine = os.environ["OPENAI_API_KEY"]
-    for key in ("session-000000-000000-000000", "", "x", mine[:-1], mine + " " + mine):
+    for key in ("session-000000-000000-000000", "", "x", KEY[:-1], KEY + " " + KEY):
         os.environ["OPENAI_API_KEY"] = key
         try:
             ask("stolen")
@@ -171,20 +109,46 @@ def calls_of_another_session():
         except urllib.error.HTTPError as error:
             assert error.code == 410
         finally:
-            os.environ["OPENAI_API_KEY"] = mine
+            os.environ["OPENAI_API_KEY"] = KEY
 
-def large_file():
-    with open("large", "wb") as file:
-        return file.truncate(3 << 30)
-
-ATTACKS = [each for each in list(globals().values()) if getattr(each, "__module__", "") == "__main__"]
+BELOW = f"umount {{os.path.dirname(GOLD)}}; cat {{GOLD}}"
+WITHIN = f"mount -t proc p /proc; mount -o remount,rw /; cat {{GOLD}} /proc/1/root{{GOLD}}"
+ATTACKS = {{
+    "secrets_in_processes": lambda: any(SECRET in content(p) for p in ENVIRONS if os.access(p, 4)),
+    "arguments_of_the_trainer": lambda: any(SECRET in content(place) for place in glob.glob("/proc/[0-9]*/cmdline")),
+    "inherited_secrets": lambda: {{"HF_TOKEN", "ANTHROPIC_AUTH_TOKEN", "HTTP_PROXY"}} & os.environ.keys(),
+    "gold_itself": lambda: content(GOLD),
+    "gold_by_root_of_others": lambda: any(os.path.exists(p + GOLD) and content(p + GOLD) for p in ROOTS),
+    "gold_by_folders_of_others": lambda: glob.glob("/proc/*/cwd/" + os.path.basename(GOLD)),
+    "gold_below_a_mount": lambda: "D1" in shell(f"{{BELOW}}; unshare -Urm sh -c '{{BELOW}}'"),
+    "gold_in_a_new_namespace": lambda: "D1" in shell(f"unshare -Urmpf sh -c '{{WITHIN}}'"),
+    "files_of_the_training": lambda: os.listdir(OUT),
+    "memory_of_others": lambda: any(open(f"/proc/{{pid}}/mem", "rb").read(1) for pid in [*others(), 1]),
+    "names_of_other_sessions": lambda: set(os.listdir("../..")) - {{os.path.basename(os.path.realpath(".."))}},
+    "program_of_others": lambda: write(SCRIPT, "\\nraise SystemExit(9)\\n", "a"),
+    "program_replaced": lambda: os.rename("task.json", SCRIPT) is None,
+    "end_of_others": lambda: sum(os.kill(pid, signal.SIGKILL) is None for pid in others()),
+    "end_of_the_trainer": lambda: os.getppid() != 1 and os.kill(os.getppid(), signal.SIGKILL) is None,
+    "privileges": lambda: os.setuid(0) is None and os.getresuid() == (0, 0, 0) and content("/proc/1/environ"),
+    "pattern_of_cores": lambda: write("/proc/sys/kernel/core_pattern", "|/bin/true"),
+    "disks": lambda: [place for place in DISKS if content(place)],
+    "terminals_of_the_user": lambda: [p for p in TERMINALS if os.write(os.open(p, os.O_RDWR | os.O_NOCTTY), b"x")],
+    "keys_in_the_home": lambda: glob.glob(HOME + "/.ssh/*") + glob.glob(HOME + "/.aws/*"),
+    "large_file": lambda: os.truncate(os.open("large", os.O_RDWR | os.O_CREAT), 3 << 30) is None,
+    **{{each.__name__: each for each in (keys_of_others, folders_of_others, sockets_of_services)}},
+    **{{each.__name__: each for each in (processes_without_end, calls_of_another_session)}},
+}}
 if manner.startswith("hostile"):
     ask("I am here")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(0.5)
-    for each in ATTACKS:
-        if each.__name__ not in ("ask", "attack", "content", "shell", "others"):
-            attack(each)
+    TERMINALS, DISKS = glob.glob("/dev/pts/[0-9]*"), glob.glob("/dev/[svn][dmv]*") + ["/dev/mem", "/dev/kmsg"]
+    ROOTS, ENVIRONS, won = glob.glob("/proc/*/root"), glob.glob("/proc/[0-9]*/environ"), []
+    for name, attack in ATTACKS.items():
+        try:
+            won += [name] if attack() else []
+        except (OSError, subprocess.SubprocessError):
+            pass
     if os.fork() == 0:  # what stays
         os.setsid()
         if os.fork() == 0:
@@ -355,13 +319,7 @@ def test_what_programs_need_is_there(way: Sandbox, place: Path) -> None:
 
 
 def test_an_agent_inherits_no_secret_and_nothing_that_leads_to_another_model(tmp_path: Path) -> None:
-    foreign = (
-        "ANTHROPIC_AUTH_TOKEN",
-        "OPENAI_ORG_ID",
-        "CLAUDE_CODE_USE_BEDROCK",
-        "CODEX_HOME",
-        "CLAUDE_CODE_OAUTH_TOKEN",
-    )
+    foreign = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "CLAUDE_CODE_OAUTH_TOKEN", "CODEX_HOME")
     proxies = ("HTTP_PROXY", "https_proxy", "ALL_PROXY", "NO_PROXY")
     given = dict.fromkeys((*foreign, *proxies, "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PATH", "LC_ALL", "MINE"), "x")
     assert set(inherit(given)) == {"PATH", "LC_ALL"}
@@ -377,9 +335,8 @@ def test_an_agent_inherits_no_secret_and_nothing_that_leads_to_another_model(tmp
     assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize("way", [Sandbox()])
-def test_a_machine_that_permits_nothing_says_so(way: Sandbox) -> None:
-    assert "do not train agents here that you do not trust" in way.describe()
+def test_a_machine_that_permits_nothing_says_so() -> None:
+    assert "do not train agents here that you do not trust" in Sandbox().describe()
     assert "their command has to keep them apart" in Sandbox(limited=False).describe()
 
 
@@ -406,19 +363,9 @@ def test_a_judge_that_fails_fails_for_its_session_alone(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(JUDGES)
     judge, hasty = (Judge(f"{tmp_path}/judge.py:by_manner", seconds) for seconds in (60.0, 2.0))
     session = AgentSession(name="s", task=tasks_of("good")[0], folder=tmp_path)
-    wrong = {
-        "fails": "no luck",
-        "leaves": r"SystemExit: 3 \(.*judge\.py:4",
-        "dies": r"ended \(-6\)",
-        "nothing": "finite",
-    }
-    wrong |= {
-        "numbers": "names",
-        "torn": "surrogates",
-        "cries": "cry [?]",
-        "mute": r"failed for task 't0': Mute \(",
-        "many": "1048576",
-    }
+    wrong = {"fails": "no luck", "leaves": r"SystemExit: 3 \(.*judge\.py:4", "dies": r"ended \(-6\)"}
+    wrong |= {"nothing": "finite", "numbers": "names", "torn": "surrogates", "cries": "cry [?]", "many": "1048576"}
+    wrong["mute"] = r"failed for task 't0': Mute \("
     try:
         with pytest.raises(InfrastructureFault, match="more than 2 s"):
             hasty.rate(msgspec.structs.replace(session, output="waits"))
@@ -531,3 +478,43 @@ def test_an_agent_that_fills_the_disk_is_ended(name: str, value: int, tmp_path: 
         patch.setattr(keeper, "__file__", str(changed))
         found = run(run_command([sys.executable, "-c", fill], folder, {}, 20.0, 1000, Sandbox()))
     assert found[1] == "disk"
+
+
+CLOSED = """
+import os
+from harness1.agents.process import keep_plain, sessions_folder
+os.getuid() or os.setuid(65534)
+with sessions_folder() as within:
+    work = within / "agent" / "work"
+    work.mkdir(parents=True)
+    for closed in (work.parent, within):
+        closed.chmod(0)
+        keep_plain(work)
+        assert work.is_dir()
+    assert within.stat().st_mode & 0o777 == 0o711
+assert not within.exists()
+"""
+
+
+def test_an_agent_that_closes_the_folders_above_its_own_ends_no_training() -> None:
+    subprocess.run([sys.executable, "-c", CLOSED], check=True)
+
+
+def test_an_entry_of_path_opens_no_folder_above_it(tmp_path: Path) -> None:
+    tools, own = tmp_path / ".cargo" / "bin", tmp_path / ".local" / "bin" / "agent"
+    for folder in (tools, own.parent):
+        folder.mkdir(parents=True)
+    own.touch(0o755)
+    variables = {"PATH": f"{tools}:{own.parent}:/usr/bin"}
+    needed = needed_paths(["sh", "-c", "true"], variables)
+    assert {str(tools), str(own.parent)} <= needed
+    assert not {str(tools.parent), str(own.parent.parent)} & needed
+    needed = needed_paths(["agent"], variables)
+    assert str(own.parent.parent) in needed
+    closed = closed_paths(tmp_path / "out", [], "judge:f1", tmp_path, needed)
+    assert closed == {str(tools.parent), str(tmp_path / "out")}
+
+
+def test_no_two_sessions_are_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbelow", lambda _: 0)
+    assert len({free_user() for _ in range(100)}) == 100

@@ -25,7 +25,6 @@ from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.models.token_server import VllmServer
 from harness1.models.weight_gate import WeightGate
 from harness1.records import Episode
 from harness1.rl.groups import training_rows
@@ -159,10 +158,11 @@ def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
 
 
 def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: Path) -> None:
-    trained(tmp_path / "whole", base, rollouts=one_by_one(base))
+    few = ["rl.batches=5"]
+    trained(tmp_path / "whole", base, few, rollouts=one_by_one(base))
     with pytest.raises(Stopped):
-        trained(tmp_path / "cut", base, stop_at=4, rollouts=one_by_one(base))
-    trained(tmp_path / "cut", base, rollouts=one_by_one(base))
+        trained(tmp_path / "cut", base, few, stop_at=3, rollouts=one_by_one(base))
+    trained(tmp_path / "cut", base, few, rollouts=one_by_one(base))
     stage = read_stage(tmp_path / "whole")
     assert stage.inputs["rl"]["anchors"] == stage.inputs["rl"]["kl"] == 0.0  # so that older records resume
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
@@ -176,11 +176,9 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: P
 
 def test_a_batch_may_be_some_batches_old_and_no_older(tmp_path: Path, base: Path) -> None:
     slow = ToyRollouts(open_toy(base), latency=lambda job: 0.2 * (int(job.group_id or 0) % 3))
-    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.batches=20"], rollouts=slow)
+    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.batches=8", "train.watch.tasks=0"], rollouts=slow)
     ages = [line["staleness_max"] for line in steps(tmp_path / "out")]
     assert 0 < max(ages) <= 2
-    before, after = held_out_rewards(tmp_path / "out")
-    assert after - before > 0.2
 
 
 def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
@@ -193,7 +191,7 @@ def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path:
     trained(tmp_path / "own", base, ["rl.batches=1"], rollouts=ToyRollouts(open_toy(other)))
     assert steps(tmp_path / "own")[0]["gate/max_difference"] < 1e-4
     with pytest.raises(Stopped):
-        trained(tmp_path / "cut", base, stop_at=4)
+        trained(tmp_path / "cut", base, stop_at=1)
     with pytest.raises(UsageError, match="rollouts are not from the model"):
         trained(tmp_path / "cut", base, rollouts=Deaf(base))
 
@@ -210,7 +208,7 @@ class Interrupted(ToyRollouts):
 
 @pytest.mark.parametrize("within", [0, 1, 2, 3], ids=["between", "within one", "twice within one", "publishing"])
 def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) -> None:
-    settings, latency = ["train.save_every=0"], interrupting(1000 if within else 14)
+    settings, latency = ["train.save_every=0", "rl.batches=5"], interrupting(1000 if within else 14)
     rollouts = Interrupted(open_toy(base)) if within == 3 else ToyRollouts(open_toy(base), latency=latency)
     rows = interrupting_rows(8, within) if within in (1, 2) else training
     with pytest.raises(KeyboardInterrupt):
@@ -221,12 +219,12 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) ->
     assert done == list(range(1, state["version"] + 1))
     assert len(done) == (3 if within else len(done)) > 0
     trained(tmp_path, base, settings)
-    assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
+    assert [line["step"] for line in steps(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_training_under_way_elsewhere_keeps_its_log(tmp_path: Path, base: Path) -> None:
     with pytest.raises(Stopped):
-        trained(tmp_path, base, stop_at=2)
+        trained(tmp_path, base, stop_at=1)
     before = read_log(tmp_path)
     assert before
     with EpisodeStore(tmp_path / EPISODES), pytest.raises(UsageError, match="another process"):
@@ -319,31 +317,25 @@ def train(out: Path, base: Path, rollouts: ToyRollouts, asleep: Asleep, seen: li
     train_policy(work, nullcontext(rollouts), CHAT, "toy", on_step)
 
 
-def server() -> VllmServer:
-    return vllm(lambda path, body: "")[0]
+def test_a_sampler_sleeps_only_where_it_is_asked_to_and_can() -> None:
+    sleeping = "machine.model.sleep=true"
+    (sampler, endpoint), config = vllm(lambda path, body: ""), load_config("rl/small", [sleeping])
+    fleet = load_config("rl/small", [sleeping, "machine.fleet.workers=2"])
+    for other, asked, processes, said in (
+        (object(), config, 1, "vllm:PATH"),
+        (sampler, config, 2, "one process"),
+        (sampler, fleet, 1, "fleet"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            reserve_devices(other, asked, "cpu", processes)
 
-
-def test_other_samplers_fleets_and_several_processes_are_refused() -> None:
-    config = load_config("rl/small", ["machine.model.sleep=true"])
-    with pytest.raises(ConfigError, match="vllm:PATH"):
-        reserve_devices(object(), config, "cpu")
-    with pytest.raises(ConfigError, match="one process"):
-        reserve_devices(server(), config, "cpu", processes=2)
-    fleet = load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"])
-    with pytest.raises(ConfigError, match="fleet"):
-        reserve_devices(server(), fleet, "cpu")
-
-
-def test_nothing_sleeps_unless_it_is_asked_to() -> None:
-    sampler, endpoint = vllm(lambda path, body: "")
-
-    async def step(*settings: str) -> None:
-        async with reserve_devices(sampler, load_config("rl/small", [*settings]), "cpu")():
+    async def step(config: Config) -> None:
+        async with reserve_devices(sampler, config, "cpu")():
             endpoint.asked.append(("step", {}))
 
-    run(step())
+    run(step(load_config("rl/small")))
     assert endpoint.paths == ["step"]
-    run(step("machine.model.sleep=true"))
+    run(step(config))
     assert endpoint.paths == ["step", "/sleep?level=1&mode=wait", "step", "/wake_up"]
 
 
@@ -419,7 +411,7 @@ class Server:
         self.loaded = folder, version
 
 
-def test_a_server_gets_new_weights_by_path(tmp_path: Path) -> None:
+def test_a_server_gets_new_weights_by_path_and_the_last_two_versions_are_kept(tmp_path: Path) -> None:
     base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), tie_word_embeddings=True)
     model, server = load_causal_model(base, "cpu", "float32"), Server()
     with torch.no_grad():
@@ -432,16 +424,7 @@ def test_a_server_gets_new_weights_by_path(tmp_path: Path) -> None:
     assert version == 2
     assert all(torch.equal(state[name], again[name]) for name in state)
     assert (folder / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
-
-
-def test_a_training_that_goes_on_from_an_earlier_version_has_it_and_none_of_the_later_ones(tmp_path: Path) -> None:
-    base = save_tiny_model(tmp_path / "base")
-    state = load_causal_model(base, "cpu", "float32").state_dict()
-    for version in (7, 8, 5):
-        folder = write_version(tmp_path / "versions", base, state, version)
-    assert list((tmp_path / "versions").iterdir()) == [folder]
-    write_version(tmp_path / "versions", base, state, 6)
-    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-5", "version-6"}
-    for version in (8, 9, 10):
+    # The last two are kept, and none of a training that was cut short later than where it goes on.
+    for version, kept in ((8, {8}), (5, {5}), (6, {5, 6}), (8, {8}), (9, {8, 9})):
         write_version(tmp_path / "versions", base, state, version)
-    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-9", "version-10"}
+        assert {path.name for path in (tmp_path / "versions").iterdir()} == {f"version-{each}" for each in kept}

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from harness1.config import Lora
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.model_folder import base_folder
-from harness1.models.adapters import PEFT, merge_state, read_adapters
+from harness1.models.adapters import PEFT, read_adapters
 from harness1.models.causal_model import load_causal_model
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Episode, Sampling
@@ -30,14 +30,7 @@ from harness1.training.trainable import merge
 from tests.rl.test_learning import CHAT
 from tests.rl.toy import ToyRollouts, toy_config, toy_tasks
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
-from tests.tiny_models import save_tiny_model
-
-GPT_OSS = {
-    "sliding_window": 8,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
+from tests.tiny_models import GPT_OSS, save_tiny_model
 
 
 def opened(folder: Path, dtype: Any = "float32") -> TransformersBackend:
@@ -83,23 +76,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     home = tmp_path_factory.mktemp("experts")
     student = save_student(home / "model")
     size = json.loads((student / "config.json").read_bytes())["vocab_size"]
-    save_tiny_model(student, "gpt_oss", vocab_size=size, max_position_embeddings=2048, **GPT_OSS)
+    shape = {"vocab_size": size, "max_position_embeddings": 2048, **GPT_OSS, "sliding_window": 8}
+    save_tiny_model(student, "gpt_oss", **shape)
     return save_rows(home, student, tasks=2)
 
 
-def fine_tuned(place: Place, lora: Lora) -> Path:
-    """The model after fine-tuning on the teacher's episodes."""
-    out = place.rows.parent / f"tuned {lora.rank}"
+def fine_tuned(place: Place) -> Path:
+    """The model with adapters, of experts too, after fine-tuning on the teacher's episodes."""
+    out, lora = place.rows.parent / "tuned", Lora(rank=8, experts=True)
     config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, lora=lora))
     fine_tune(FineTuning(place.rows, place.model, out, config), lambda _step, _of, _values: None)
     losses = [line["held_out/nll"] for line in read_log(out) if "held_out/nll" in line]
     assert losses[-1] < losses[0]
     return out
-
-
-@pytest.fixture(scope="module")
-def tuned(place: Place) -> Path:
-    return fine_tuned(place, Lora(rank=0))
 
 
 def logprobs(model: Any) -> torch.Tensor:
@@ -117,7 +106,7 @@ def changed(before: Path, after: Path) -> set[str]:
 
 
 def test_adapters_of_experts_are_fine_tuned_learn_and_stay_what_they_are_on_disk(place: Place, tmp_path: Path) -> None:
-    adapted, out, merged = fine_tuned(place, Lora(rank=8, experts=True)), tmp_path / "out", tmp_path / "merged"
+    adapted, out, merged = fine_tuned(place), tmp_path / "out", tmp_path / "merged"
     steps = learned(adapted, out, "train.lora.rank=8", "train.lora.experts=true")
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)
@@ -134,20 +123,18 @@ def test_adapters_of_experts_are_fine_tuned_learn_and_stay_what_they_are_on_disk
     assert_gate(merged)
 
 
-@pytest.mark.parametrize("rank", [0, 8], ids=["whole", "adapters"])
-def test_it_is_trained_by_reinforcement_and_is_sampled_as_it_was_saved(tuned: Path, tmp_path: Path, rank: int) -> None:
-    assert_gate(tuned)
-    steps = learned(tuned, tmp_path / "out", f"train.lora.rank={rank}")
+def test_all_weights_are_trained_by_reinforcement_and_sampled_as_they_were_saved(place: Place, tmp_path: Path) -> None:
+    steps = learned(place.model, tmp_path / "out")
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)  # each batch is of the very weights
-    before, after = (merge_state(load_causal_model(folder, "cpu", "float32")) for folder in (tuned, tmp_path / "out"))
-    moved = {name: not torch.equal(weight, before[name]) for name, weight in after.items()}
-    assert moved["model.layers.0.self_attn.q_proj.weight"]
-    assert moved["model.layers.1.mlp.experts.down_proj"] is (rank == 0)  # without train.lora.experts
+    folders = place.model, tmp_path / "out"
+    before, after = (load_causal_model(each, "cpu", "float32").state_dict() for each in folders)
+    for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.experts.down_proj"):
+        assert not torch.equal(before[name], after[name])
     assert_gate(tmp_path / "out")
 
 
-def test_in_half_precision_the_start_is_within_its_gate(tuned: Path, tmp_path: Path) -> None:
+def test_in_half_precision_the_start_is_within_its_gate(place: Place, tmp_path: Path) -> None:
     """Rounding may send a token to another expert in another batch, which counts in the mean."""
-    steps = learned(tuned, tmp_path / "out", "train.dtype=bfloat16", "rl.batches=1", "train.lora.rank=8")
+    steps = learned(place.model, tmp_path / "out", "train.dtype=bfloat16", "rl.batches=1", "train.lora.rank=8")
     assert 0 < steps[0]["gate/mean_k3"] < 1e-3

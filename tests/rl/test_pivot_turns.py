@@ -272,11 +272,9 @@ RULES: dict[str, list[tuple[tuple[ToolCall, ...], ToolCall, ToolCall, bool]]] = 
     "evidence": [  # a search surfaces as much as the expert's
         ((), ALPHA, ALPHA, True),
         ((), search("an alpha castle in Paris"), ALPHA, True),  # other words, equal evidence
-        ((), call("grep_corpus", pattern="castle"), ALPHA, True),  # another tool that discovers
         ((), call("fan_out_search", queries=["castle", "noise"]), ALPHA, True),
         ((), BETA, ALPHA, True),  # other evidence, as much
         ((), ALPHA, BOTH, False),
-        ((), NOISE, ALPHA, False),
         ((), NOTHING, ALPHA, False),
     ],
     "fresh": [  # beside a fruitless one it asks something new and finds something, or shows gold as the expert did
@@ -285,27 +283,22 @@ RULES: dict[str, list[tuple[tuple[ToolCall, ...], ToolCall, ToolCall, bool]]] = 
         (ASKED, NOTHING, FRUITLESS, False),
         (FOUND, read("D2"), read("D1"), True),
         (FOUND, read("D3"), read("D1"), False),
-        (FOUND, search("noise 5"), read("D1"), False),
         ((*FOUND, read("D2")), read("D2"), read("D1"), False),
     ],
     "curation": [  # gains as much, loses none, and leaves hardly more that is useless: none where the expert prunes
         (FOUND, add("D1", "D2"), add("D1", "D2"), True),
-        (FOUND, add("D2", "D1", importance={"D1": "low"}), add("D1", "D2"), True),
         (FOUND, add("D1", "D2", "D3"), add("D1", "D2"), True),
         (FOUND, add("D1", "D2", "D3", "D4"), add("D1", "D2"), False),
         (FOUND, add("D1"), add("D1", "D2"), False),
-        (FOUND, add("D3"), add("D1", "D2"), False),
         (PICKED, SWAP, add("D2"), False),
         (PICKED, SWAP, SWAP, False),  # the expert's own, too: its turn is dropped
         (CROWDED, PRUNE, PRUNE, True),
         (CROWDED, curate(remove_ids=["D3"]), PRUNE, False),
-        (CROWDED, add("D1"), PRUNE, False),  # changes nothing
     ],
     "verify": [  # confirms gold, and misjudges no more
         (FOUND, verify("D1"), verify("D1"), True),
         (FOUND, verify("D1", "D3"), verify("D1"), True),
         ((*FOUND, ALPHA), DENIED, verify("D1"), False),
-        ((*FOUND, ALPHA), verify("D3", claim="Some noise of kind 0 was heard."), verify("D1"), False),
         ((*FOUND, ALPHA), verify("D1", "D5"), verify("D1"), False),
         ((*FOUND, ALPHA), verify("D1", "D5"), verify("D1", "D5"), True),
         ((*FOUND, verify("D1")), verify("D1"), verify("D1", claim=f"{CASTLE[:-1]} now"), False),
@@ -324,10 +317,8 @@ RULES: dict[str, list[tuple[tuple[ToolCall, ...], ToolCall, ToolCall, bool]]] = 
         (ASKED, add("D1"), BETA, True),  # one target forward, as the expert's search
         (ASKED, add("D2"), BETA, False),  # what is not gold
         (ASKED, BETA, add("D1"), True),
-        (ASKED, search("noise 5"), add("D1"), False),
         (ASKED, BETA, verify("D1"), True),
         (ASKED, verify("D1"), BETA, False),
-        (ASKED, review("D1"), add("D1"), False),
         ((*ASKED, add("D1", "D2")), curate(remove_ids=["D2"]), review("D1"), True),
         ((*ASKED, add("D1", "D2")), curate(remove_ids=["D2"]), BETA, False),
     ],

@@ -37,10 +37,7 @@ from tests.vocabularies import chat_format, tokenizer, vocabulary
 
 WORLD = "world:60"
 SOURCE = open_source(WORLD)
-ONE = (
-    "--set",
-    "machine.workers=1",
-)
+ONE = ("--set", "machine.workers=1")
 
 
 @pytest.fixture(scope="module")

@@ -35,15 +35,7 @@ from harness1.training.algorithm import (
 from harness1.training.process_group import ALONE
 from harness1.training.trainer import collate
 from tests.tiny_models import VOCABULARY, save_tiny_model
-from tests.train.test_trainer import (
-    LENGTHS,
-    SMALL,
-    distance,
-    gradient_of,
-    make_trainer,
-    plain_logprobs,
-    plain_train,
-)
+from tests.train.test_trainer import LENGTHS, SMALL, distance, gradient_of, make_trainer, plain_logprobs, plain_train
 
 NARROW: tuple[Reinforce, ...] = (Cispo(0.5, 1.5), DoubleSided(0.5, 1.5), Interaction(0.5, 1.5), Reinforce())
 each_algorithm = pytest.mark.parametrize("algorithm", NARROW, ids=lambda each: type(each).__name__)

@@ -70,26 +70,19 @@ def mean_loss(model: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_the_loss_of_a_step_is_the_mean_over_its_trained_tokens(folder: Path, tmp_path: Path, packing: bool) -> None:
-    """With packing, all rows stand in two sequences: that each by itself has this loss shows that none sees another."""
-    rows = made_rows()
-    log = trained(folder, tmp_path, plain_settings(micro_tokens=30 if packing else TWO_BY_TWO), rows, packing=packing)
-    assert log[0]["loss"] == pytest.approx(mean_loss(loaded(folder), rows).item(), abs=1e-5)
-    assert [line["step"] for line in log if "loss" in line] == [1]
-
-
-@pytest.mark.parametrize("packing", [False, True])
 def test_a_step_is_plain_adamws(folder: Path, tmp_path: Path, packing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With packing, all rows stand in two sequences: that the loss is their mean shows that none sees another."""
     monkeypatch.setattr("harness1.training.trl_trainer.EPSILON", 1e-3)  # less makes much of rounding
-    settings = plain_settings(schedule="constant")
-    rows = made_rows()
-    log = trained(folder, tmp_path, settings, rows, packing=packing)
-    model = loaded(folder)
+    rows, model = made_rows(), loaded(folder)
+    log = trained(folder, tmp_path, plain_settings(schedule="constant"), rows, packing=packing)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.95), 1e-3, weight_decay=0.0)
-    mean_loss(model, rows).backward()
+    loss = mean_loss(model, rows)
+    loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     assert norm > 1.0
+    assert [line["step"] for line in log if "loss" in line] == [1]
+    assert log[0]["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert log[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
     torch.testing.assert_close(loaded(tmp_path).state_dict(), model.state_dict(), rtol=0, atol=1e-5)
 
@@ -151,22 +144,18 @@ def test_in_bfloat16_weights_and_logits_stay_float32(tmp_path: Path, tied: bool)
     assert (tmp_path / "out" / "config.json").read_text() == (folder / "config.json").read_text()
 
 
-def test_rates_are_those_of_our_schedule(folder: Path, tmp_path: Path) -> None:
-    settings = plain_settings(epochs=2, batch_rows=2, warmup=0.5, schedule="cosine")
-    log = trained(folder, tmp_path, settings, test_trainer.made_rows((9, 8, 7, 6, 5)))
-    rates = [line["learning_rate"] for line in log if "learning_rate" in line]
-    assert rates == pytest.approx([rate_at(step, 6, settings) for step in range(6)])
-
-
-def test_an_interrupted_training_goes_on_as_if_it_had_not_been(folder: Path, tmp_path: Path) -> None:
-    settings = plain_settings(epochs=2, batch_rows=2, save_every=2, lora=Lora(rank=4))
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been_by_our_schedule(folder: Path, tmp_path: Path) -> None:
+    changes = {"epochs": 2, "batch_rows": 2, "save_every": 2, "lora": Lora(rank=4), "warmup": 0.5, "schedule": "cosine"}
+    settings = plain_settings(**changes)
     rows = test_trainer.made_rows((9, 8, 7, 6, 5))
 
     def interrupt(numbers: dict[str, float]) -> None:
         if numbers["step"] == 4:
             raise KeyboardInterrupt
 
-    trained(folder, tmp_path / "whole", settings, rows)
+    log = trained(folder, tmp_path / "whole", settings, rows)
+    rates = [line["learning_rate"] for line in log if "learning_rate" in line]
+    assert rates == pytest.approx([rate_at(step, 6, settings) for step in range(6)])
     with pytest.raises(KeyboardInterrupt):
         train_with_trl(rows, (), folder, tmp_path / "parts", settings, interrupt, cpu=True)
     log = trained(folder, tmp_path / "parts", settings, rows)
