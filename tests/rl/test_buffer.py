@@ -10,7 +10,7 @@ import pytest
 
 from harness1.rl.groups import Buffer, BufferCounts, BufferState
 
-SCHEDULES, STEPS = 2_400, 45
+SCHEDULES, STEPS = 8_000, 45
 SETTINGS = [(1, 0, 0.3), (3, 0, 1.0), (1, 1, 0.0), (2, 1, 0.5), (1, 2, 0.7), (2, 2, 0.3), (1, 1, 1.0), (3, 1, 0.7)]
 """Groups of a batch, staleness, window."""
 Played = tuple[int, int]  # what the tests put in: the number of a group and the version of its oldest call
