@@ -191,7 +191,7 @@ def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path:
     trained(tmp_path / "own", base, ["rl.batches=1"], rollouts=ToyRollouts(open_toy(other)))
     assert steps(tmp_path / "own")[0]["gate/max_difference"] < 1e-4
     with pytest.raises(Stopped):
-        trained(tmp_path / "cut", base, stop_at=1)
+        trained(tmp_path / "cut", base, stop_at=2)
     with pytest.raises(UsageError, match="rollouts are not from the model"):
         trained(tmp_path / "cut", base, rollouts=Deaf(base))
 
