@@ -24,7 +24,7 @@ from harness1.rows.calls import ABANDONED, RecordedCall
 from harness1.serve.anthropic_dialect import ANTHROPIC
 from harness1.serve.chat import ChatRequest, Dialect, Memory, decode_body
 from harness1.serve.openai_dialect import OPENAI
-from harness1.serve.responses_dialect import RESPONSES
+from harness1.serve.responses_dialect import RESPONSES, Responses
 from harness1.serve.service import Access, Bodies, Gate, Json, Refused, ServiceLimits, application
 from harness1.serve.upstreams import Upstream
 
@@ -98,7 +98,7 @@ class ProxyService:
         admit: Callable[[str | None], AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self.limits, self._admit = limits, admit
-        self._upstream, self._keep, self._memory = upstream, keep, Memory()
+        self._upstream, self._keep, self._memory, self._responses = upstream, keep, Memory(), Responses()
         self._gate, self._bodies = Gate(limits), Bodies(limits)
         self._tokenising: Batcher[Callable[[], Any], Any] = Batcher(lambda calls: [call() for call in calls], 0.0, 1)
         self._broken = ""
@@ -171,7 +171,11 @@ class ProxyService:
             return response
 
     async def _answer(self, dialect: Dialect, sent: bytes, record: dict[str, Any], *, named: bool) -> Response:
-        body = decode_body(sent)
+        body, given = decode_body(sent), list[bytes]()
+        if dialect is RESPONSES:
+            if not named and (owner := self._responses.owner(body)):
+                record["session_id"], named = owner, True
+            body, given = self._responses.expand(body, record["session_id"])
         asked = dialect.read(body)
         record["model"] = asked.model
         if not named and (owner := self._memory.owner(asked.messages)):
@@ -199,6 +203,8 @@ class ProxyService:
         reply = msgspec.structs.replace(answered.reply, model=asked.model, created=int(record["t_arrived"]))
         if ready.past is not None and answered.output_ids:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
+        if dialect is RESPONSES:
+            self._responses.keep(body, given, session, reply)
         if asked.stream:
             return Response(dialect.stream(reply, asked.stream_usage), headers=EVENTS)
         return Json(dialect.write(reply))

@@ -4,8 +4,9 @@ those of `openai.types.responses` in OpenAI's Python client; what Codex reads of
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from harness1.serve.service import Refused
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
 THOUGHTS = ("reasoning", "compaction")  # items in which another model thought; they are not shown to this one
+LONGEST = 32 << 20  # bytes of the items of a conversation, as of a body
 
 
 class _Item(msgspec.Struct):
@@ -44,19 +46,21 @@ class _Request(chat.Parameters, frozen=True, kw_only=True):
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     max_output_tokens: chat.Tokens | None = None
-    store: bool = True  # nothing is stored here, whatever it says
+    store: bool = True
+    previous_response_id: str = ""
 
 
 FIELDS: chat.Fields = {
     **OPENAI_FIELDS,
-    **dict.fromkeys(("conversation", "previous_response_id"), ("nothing is stored here: send the whole input", "")),
+    "conversation": ("continue by previous_response_id, or send the whole input", ""),
     "background": ("an answer comes on the connection that asks for it", False),
     "prompt": ("no prompts are stored here",),
 }
 
 
 def read(body: Mapping[str, Any]) -> chat.ChatRequest:
-    """Read a request; raise Refused if it is none, or has parts other than text. Only functions are offered."""
+    """Read a request that holds its whole conversation (`Responses.expand`); raise Refused if it is none, or has parts
+    other than text. Only functions are offered."""
     asked = chat.convert_body(body, _Request)
     items = [_Item(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
     messages = list(_messages(items))
@@ -128,6 +132,89 @@ def events(reply: chat.ChatReply, usage: bool) -> list[chat.Event]:
 
 
 RESPONSES = chat.Dialect("responses", FIELDS, read, write, events, error)
+
+
+class _Kept(NamedTuple):
+    session: str
+    before: str  # the id of the response that it continues
+    given: list[bytes]  # the items of its input
+    answer: dict[str, bytes]  # those of its output, by id
+
+    def items(self) -> list[bytes]:
+        return [*self.given, *self.answer.values()]
+
+
+class Responses:
+    """Responses that later requests of their session continue (`previous_response_id`) or refer to (`item_reference`):
+    in RAM only, bounded in number and bytes; the least recently used go first."""
+
+    def __init__(self, most: int = 100_000, most_bytes: int = 256 << 20) -> None:
+        self._most, self._most_bytes, self._bytes = most, most_bytes, 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def owner(self, body: Mapping[str, Any]) -> str | None:
+        """Return the session of a response that a body continues or refers to."""
+        names = [body.get("previous_response_id"), *filter(None, map(_reference, _items_of(body)))]
+        return next((kept.session for name in names if (kept := self._kept.get(_response_of(name)))), None)
+
+    def expand(self, body: dict[str, Any], session: str) -> tuple[dict[str, Any], list[bytes]]:
+        """Return a body with all items of its conversation as input, and the encoded items that it adds. Raise Refused
+        if the session does not have, any more, what it continues or refers to, or the conversation is too long."""
+        given = [self._encode(item, session) for item in _items_of(body)]
+        before, parts = body.get("previous_response_id"), [given]
+        while before:
+            kept = self._find(str(before), str(before), session)
+            parts.append(kept.items())
+            before = kept.before
+        items = [item for part in reversed(parts) for item in part]
+        if sum(map(len, items)) > LONGEST:
+            raise Refused(400, f"{chat.TOO_LONG}: more than {LONGEST} bytes of items")
+        return body | chat.decode_body(b'{"input":[%s]}' % b",".join(items)), given
+
+    def keep(self, body: Mapping[str, Any], given: list[bytes], session: str, reply: chat.ChatReply) -> None:
+        """Keep a response with the items that its body added, unless it will not be continued (`store`)."""
+        if body.get("store") is False:
+            return
+        answer = {item["id"]: msgspec.json.encode(item) for item in output_of(reply)}
+        kept = _Kept(session, body.get("previous_response_id", ""), given, answer)
+        self._kept[f"resp_{reply.call_id}"] = kept
+        self._bytes += sum(map(len, kept.items()))
+        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+            _, forgotten = self._kept.popitem(last=False)
+            self._bytes -= sum(map(len, forgotten.items()))
+
+    def _encode(self, item: Any, session: str) -> bytes:
+        if not (named := _reference(item)):
+            return msgspec.json.encode(item)
+        if found := self._find(_response_of(named), named, session).answer.get(named):
+            return found
+        raise Refused(400, f"{named[:100]!r}: this session has no such item")
+
+    def _find(self, response: str, named: str, session: str) -> _Kept:
+        kept = self._kept.get(response)
+        if kept is None or kept.session != session:
+            raise Refused(400, f"{named[:100]!r}: this session has no such response or item (any more)")
+        self._kept.move_to_end(response)
+        return kept
+
+
+def _items_of(body: Mapping[str, Any]) -> list[Any]:
+    given = body.get("input", [])
+    if isinstance(given, list):
+        return given
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    raise Refused(400, "the input is neither a text nor a list of items")
+
+
+def _reference(item: Any) -> str:
+    """Return the id that an item refers to; "" if it is the item itself."""
+    return str(item.get("id")) if isinstance(item, dict) and item.get("type") == "item_reference" else ""
+
+
+def _response_of(name: Any) -> str:
+    """Return the id of the response with that id, or with an item of that id: they have the same middle."""
+    return "_".join(["resp", *str(name).split("_")[1:2]])
 
 
 def _messages(items: Sequence[_Item]) -> Iterator[chat.ChatMessage]:

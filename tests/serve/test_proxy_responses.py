@@ -1,14 +1,19 @@
-"""OpenAI's Responses: items become messages, and replies items and events that its client reads."""
+"""OpenAI's Responses: items become messages and replies items, and a conversation goes on by the id of its response."""
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from harness1.rows.calls import RecordedCall
 from harness1.serve.chat import Called, ChatMessage, ChatReply, ChatRequest
-from harness1.serve.responses_dialect import RESPONSES
+from harness1.serve.proxy import ProxyService
+from harness1.serve.responses_dialect import LONGEST, RESPONSES, Responses
 from harness1.serve.service import Refused
 from tests.proxying import RESPONSES_PATH, Dice, ask, hermes, recorded, upstream_of
+from tests.support import search
 
 CALLS = (Called("call_7_0", "look", '{"at": "é"}'), Called("call_7_1", "stop", "{}"))
 REPLY = ChatReply(call_id="7", model="m", text="I look.", reasoning="Hm.", calls=CALLS, finish="tool_calls", created=5)
@@ -90,14 +95,82 @@ def test_a_reply_is_what_the_client_of_openai_reads_whole_and_in_a_stream() -> N
     )
 
 
+Body = dict[str, Any]
+
+
+def talk(run: Path, *bodies: Body, sessions: str = "") -> tuple[list[RecordedCall], list[Body]]:
+    """Return the records and the answers; `LATEST` in an id stands for that of the latest response."""
+    model, answers = Dice(hermes(), (search("poet"),)), list[Body]()
+
+    async def scene(service: ProxyService) -> None:
+        for number, body in enumerate(bodies):
+            latest = answers[-1]["id"].removeprefix("resp_") if answers else ""
+            sent = json.dumps({"tools": [TOOL], **body}).replace("LATEST", latest).encode()
+            headers = {"x-session-id": sessions[number]} if sessions else {}
+            answers.append(json.loads((await ask(service, sent, RESPONSES_PATH, headers)).body))
+
+    return recorded(run, upstream_of(model, model.chat), scene), answers
+
+
+RESULT = {"type": "function_call_output", "call_id": "call_LATEST_0", "output": "Nothing."}
+REFERENCE = {"type": "item_reference", "id": "fc_LATEST_0"}
+FURTHER = {"previous_response_id": "resp_LATEST", "input": [RESULT]}
+REFERRING = {"input": [ASKED, REFERENCE, RESULT]}
+
+
+@pytest.mark.parametrize("further", [FURTHER, REFERRING])
+def test_a_conversation_goes_on_from_a_response_or_its_items_with_their_very_tokens(
+    tmp_path: Path, further: Body
+) -> None:
+    calls, _ = talk(tmp_path, {"input": "Hi"}, further, FURTHER)
+    assert [(call.status, call.dialect) for call in calls] == [(200, "responses")] * 3
+    assert len({call.session_id for call in calls}) == 1, "a response tells its session"
+    for earlier, later in pairwise(calls):
+        so_far = earlier.prompt_ids + earlier.output_ids
+        assert later.prompt_ids[: len(so_far)] == so_far
+
+
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("first", "second", "sessions"),
     [
-        ({"previous_response_id": "resp_7", "input": "Go on"}, "previous_response_id: nothing is stored here"),
-        ({"input": [{"type": "item_reference", "id": "fc_7_0"}]}, "an item of type 'item_reference' cannot be read"),
+        ({}, FURTHER, "ab"),
+        ({"store": False}, FURTHER, "aa"),
+        ({}, {"previous_response_id": "resp_other", "input": "Go on"}, "aa"),
+        ({}, {"previous_response_id": 7, "input": "Go on"}, ""),
+        ({}, REFERRING, "ab"),
+        ({}, {"input": [{**REFERENCE, "id": "fc_LATEST_1"}]}, "aa"),
     ],
 )
-def test_what_a_client_believes_to_be_stored_is_refused(tmp_path: Path, body: dict[str, Any], says: str) -> None:
-    model = Dice(hermes())
-    (call,) = recorded(tmp_path, upstream_of(model, model.chat), lambda service: ask(service, body, RESPONSES_PATH))
-    assert (call.status, call.dialect, says in str(call.error)) == (400, "responses", True)
+def test_what_is_not_kept_or_of_another_session_cannot_be_continued(
+    tmp_path: Path, first: Body, second: Body, sessions: str
+) -> None:
+    calls, answers = talk(tmp_path, {"input": "Hi", **first}, second, sessions=sessions)
+    assert [call.status for call in calls] == [200, 400]
+    assert "this session has no such" in answers[1]["error"]["message"]
+
+
+def test_kept_responses_are_bounded_and_the_least_recently_used_go_first() -> None:
+    few, small = Responses(most=3), Responses(most_bytes=1000)
+    few.keep({}, [], "s", ChatReply(call_id="0"))
+    for number in range(1, 5):
+        few.keep({}, [], "s", ChatReply(call_id=str(number)))
+        few.expand({"previous_response_id": "resp_0"}, "s")
+        small.keep({}, [b'"%s"' % (b"x" * 300)], "s", ChatReply(call_id=str(number)))
+    assert [few.owner({"previous_response_id": f"resp_{number}"}) for number in range(5)] == ["s", None, None, "s", "s"]
+    assert [small.owner({"input": [{"type": "item_reference", "id": f"msg_{number}"}]}) for number in (1, 4)] == [
+        None,
+        "s",
+    ]
+
+
+def test_a_conversation_that_became_longer_than_a_body_may_be_is_refused() -> None:
+    responses, half = Responses(), [b'{"content":"%s"}' % (b"x" * (LONGEST // 2))]
+    for number in range(2):
+        responses.keep({"previous_response_id": "resp_0"} if number else {}, half, "s", ChatReply(call_id=str(number)))
+    assert responses.expand({"previous_response_id": "resp_0"}, "s")[1] == []
+    for body, says in (
+        ({"previous_response_id": "resp_1"}, "prompt is too long"),
+        ({"input": 7}, "neither a text nor"),
+    ):
+        with pytest.raises(Refused, match=says):
+            responses.expand(body, "s")
