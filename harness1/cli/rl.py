@@ -241,7 +241,7 @@ def _print_profile(found: dict[str, dict[str, Any]], policy: str, out: Path) -> 
 
 
 def train(
-    model: Annotated[str, Option(help="hf:PATH, vllm:PATH or vllm:MODEL@URL.", metavar="SPEC")],
+    model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
     data: Annotated[list[str] | None, Option(help="A dataset to learn from; repeatable.", metavar="DATASET")] = None,
     split: Annotated[str, Option(help="The split to take tasks from.")] = "train",
@@ -336,7 +336,7 @@ def _carry_out(
 def agents(
     command: Annotated[str, Option(help="The agent's command with {query}, {task_id}, {base_url}.", metavar="COMMAND")],
     data: Annotated[list[str], Option(help="A dataset of tasks, by name or path; repeatable.", metavar="DATASET")],
-    upstream: Annotated[str, Option(help="hf:PATH, vllm:PATH or vllm:MODEL@URL.", metavar="SPEC")],
+    upstream: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")],
     evaluate: Annotated[str, Option(help="What scores a session: MODULE:NAME or FILE.py:NAME.", metavar="FUNCTION")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
     env: Annotated[list[str] | None, Option(help="A variable that agents inherit; repeatable.", metavar="NAME")] = None,

@@ -83,6 +83,7 @@ class EngineOutput(Record):
     logprobs: Sequence[float | None] | None
     finish: str | None
     stopped_by: int | str | None = None  # with `finish` `stop`: the token or text that ended the output
+    version: int | None = None  # of the weights, if the engine reports it
 
 
 def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
@@ -93,6 +94,7 @@ def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> Sam
     values = tuple(min(cast(float, value), 0.0) for value in logprobs)
     # At temperature 0 the distribution is one token; engines report its probability without temperature.
     values = values if sampling.temperature else (0.0,) * len(ids)
+    version = version if sampled.version is None else sampled.version
     return SampledOutput(ids, values, cast(FinishReason, sampled.finish), version, version)
 
 

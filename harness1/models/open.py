@@ -24,7 +24,7 @@ from harness1.models.checkpoint import format_of
 from harness1.models.fetch import resolve_model
 from harness1.models.formats import open_format
 from harness1.models.spec import ModelSpec
-from harness1.models.token_server import VllmServer
+from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.tokenizer import HarmonyVocabulary, open_tokenizer
 from harness1.models.transformers_backend import open_transformers
 from harness1.models.vllm_engine import open_vllm
@@ -42,9 +42,9 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
         except UsageError as error:
             hint = "if the server has its own name for it: --set machine.model.tokenizer=FOLDER"
             raise UsageError(f"{error}; {hint}") from error
-        chat = format_at(place, config)
+        chat, server = format_at(place, config), {"vllm": VllmServer, "sglang": SglangServer}[asked.kind]
         endpoint = policy_endpoint(asked.url.rstrip("/").removesuffix("/v1"), config.machine)
-        return VllmServer(endpoint, asked.model, kept=config.rl.staleness + 2), chat
+        return server(endpoint, asked.model, kept=config.rl.staleness + 2), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     most = context_window(folder)

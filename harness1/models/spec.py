@@ -14,9 +14,9 @@ from harness1.errors import UsageError
 from harness1.model_folder import ADAPTER_CONFIG, holds_adapters
 from harness1.plain import WITH_SERVER, at_home, public_address
 
-SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "openai": True}
+SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
 """Each kind of model, with True if it needs the address of a server; None: it may have one."""
-NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "openai:MODEL@URL")
+NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
 CONFIG = "config.toml"
 _PASSWORD = re.compile(r"https?://[^/]*@", re.I)
 

@@ -111,7 +111,7 @@ def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = No
     names no model that gives token ids; ConfigError if the sampling settings change the distribution."""
     asked, settings = ModelSpec.read(spec), config.policy
     if asked.kind == "openai":
-        raise UsageError(f"{spec} gives no token ids: train hf:PATH, vllm:PATH or vllm:MODEL@URL")
+        raise UsageError(f"{spec} gives no token ids: train hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL")
     if (settings.temperature, settings.constrained) != (1.0, False):
         needed = "set policy.temperature=1 and policy.constrained=false"
         raise ConfigError(f"reinforcement learning samples from the policy itself: {needed}")

@@ -22,7 +22,7 @@ from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.convert import convert_gguf
 from harness1.models.open import BackendCompleter, format_at, open_backend
 from harness1.models.spec import NAMES, ModelSpec, is_model
-from harness1.models.token_server import VllmServer
+from harness1.models.token_server import SglangServer, VllmServer
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers_backend import open_transformers
 from harness1.models.weight_gate import weight_shapes
@@ -67,7 +67,7 @@ def complaint(spec: str, config: Config = SMALL) -> str:
         ("hf:C:\\models\\x", ("hf", "C:\\models\\x", None)),
         ("vllm:/a/b", ("vllm", "/a/b", None)),
         (f"vllm:Qwen/Qwen3-8B@{URL}", ("vllm", "Qwen/Qwen3-8B", URL)),
-        ("vllm:m@https://[::1]:30000", ("vllm", "m", "https://[::1]:30000")),
+        ("sglang:m@https://[::1]:30000", ("sglang", "m", "https://[::1]:30000")),
         ("openai:gpt-oss:20b@http://10.0.0.1:11434/v1", ("openai", "gpt-oss:20b", "http://10.0.0.1:11434/v1")),
         ("openai:a@b/c@HTTPS://host/v1/", ("openai", "a@b/c", "HTTPS://host/v1/")),
         ("openai:m@http-x@http://host:1", ("openai", "m@http-x", "http://host:1")),
@@ -82,8 +82,8 @@ def test_a_model_is_read_by_kind_name_and_address(spec: str, read: tuple[str, st
 @pytest.mark.parametrize(
     "spec",
     [
-        *("hf:", "vllm:", "openai:", "openai", "llama:x", ""),
-        *(f"hf:x@{URL}", "openai:x", "openai:x@localhost:8000/v1", f"openai:@{URL}", "openai:x@http://"),
+        *("hf:", "vllm:", "sglang:", "openai:", "openai", "llama:x", ""),
+        *(f"hf:x@{URL}", "sglang:x", "openai:x", "openai:x@localhost:8000/v1", f"openai:@{URL}", "openai:x@http://"),
     ],
 )
 def test_rejects_what_names_no_model_and_lists_the_forms(spec: str) -> None:
@@ -117,15 +117,16 @@ def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> 
     assert open_model(f"hf:{folder}", SMALL).hash == policy.hash
 
 
-def test_a_model_behind_a_server_counts_by_the_tokenizer_said_to_be_its(folder: Path) -> None:
+@pytest.mark.parametrize(("kind", "server"), [("vllm", VllmServer), ("sglang", SglangServer)])
+def test_a_model_behind_a_server_counts_by_the_tokenizer_said_to_be_its(folder: Path, kind: str, server: type) -> None:
     config = load_config(None, [f"machine.model.tokenizer={folder}", "policy.format=compact"])
-    policy = open_model(f"vllm:some/name@{URL}", config)
+    policy = open_model(f"{kind}:some/name@{URL}", config)
     assert isinstance(policy, LanguageModelPolicy)
-    assert isinstance(policy.model, VllmServer)
+    assert isinstance(policy.model, server)
     assert (policy.counter.name, policy.counter.tokenizer.hash) == ("compact", tokenizer("chatml").hash)
     assert policy.model._endpoint.url == URL.removesuffix("/v1")
-    assert open_model(f"vllm:other/name@{URL}", config).hash != policy.hash
-    assert "--set machine.model.tokenizer=FOLDER" in complaint(f"vllm:an-alias@{URL}")
+    assert open_model(f"{kind}:other/name@{URL}", config).hash != policy.hash
+    assert "--set machine.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
 
 
 def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
@@ -187,6 +188,7 @@ def test_a_bundled_model_that_was_not_fetched_is_named_with_what_fetches_it(
         ("hf", "torch", "train"),
         ("vllm", "vllm", "vllm"),
         ("openai", "httpx", "serve"),
+        ("sglang", "httpx", "serve"),
     ],
 )
 def test_what_is_not_installed_is_named_with_what_installs_it(

@@ -13,10 +13,10 @@ from harness1.config import load_config
 from harness1.errors import UsageError
 from harness1.models.open import open_backend
 from harness1.models.spec import ModelSpec
-from harness1.models.token_server import VllmServer
+from harness1.models.token_server import SglangServer, TokenServer, VllmServer
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters, settings
-from tests.models.test_token_server import PROMPT, SAMPLING, completion
+from tests.models.test_token_server import PROMPT, SAMPLING, completion, generated
 from tests.serving import imitating
 from tests.support import run
 from tests.tiny_models import save_tiny_model
@@ -24,7 +24,7 @@ from tests.vocabularies import vocabulary
 
 
 class Imitation:
-    """A server of a base and its adapters, with the statuses and messages of vLLM 0.31."""
+    """A server of a base and its adapters, with the statuses and messages of vLLM 0.31 and SGLang."""
 
     def __init__(self, base: str, updating: bool = True) -> None:
         self.base, self.updating = base, updating
@@ -49,6 +49,10 @@ class Imitation:
                 return 400, {"success": False, "message": f"The lora adapter '{name}' has already been loaded."}
             self.loaded = {**self.loaded, name: body["lora_path"]}
             return 200, {"success": True}
+        if path == "/generate":
+            if body.get("lora_path") in self.loaded:
+                return 200, generated()
+            return 400, {"error": {"message": f"The following requested LoRA adapters are not loaded: {body}"}}
         if body["model"] in self.loaded:
             top = [{"a": -3.0 * body["temperature"]}]
             return 200, completion(logprobs={"token_logprobs": [-0.5, -1.25, -0.125], "top_logprobs": top})
@@ -76,21 +80,22 @@ def imitation(base: Path) -> Imitation:
     return Imitation(str(base))
 
 
-def opened(folder: Path, url: str) -> VllmServer:
-    backend, _ = open_backend(ModelSpec.read(f"vllm:{folder}@{url}/v1"), load_config(None, ["policy.format=compact"]))
-    assert isinstance(backend, VllmServer)
+def opened(folder: Path, url: str, kind: str = "vllm") -> TokenServer:
+    backend, _ = open_backend(ModelSpec.read(f"{kind}:{folder}@{url}/v1"), load_config(None, ["policy.format=compact"]))
+    assert isinstance(backend, {"vllm": VllmServer, "sglang": SglangServer}[kind])
     return backend
 
 
-async def sample_many(server: VllmServer, sampling: Sampling = SAMPLING) -> None:
+async def sample_many(server: TokenServer, sampling: Sampling = SAMPLING) -> None:
     await asyncio.gather(*[server.generate(PROMPT, sampling) for _ in range(3)])
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_adapters_named_by_their_folder_are_loaded_with_the_first_call_and_again_where_they_are_gone(
-    imitation: Imitation, adapters: Path
+    kind: str, imitation: Imitation, adapters: Path
 ) -> None:
     with imitating(imitation.answer) as url:
-        server, other = opened(adapters, url), opened(adapters, url)
+        server, other = opened(adapters, url, kind), opened(adapters, url, kind)
         assert not imitation.asked, "training replaces them before the first call"
         run(sample_many(server))
         (name,) = imitation.loaded

@@ -1,5 +1,5 @@
-"""vLLM, behind a server and in this process: what it is asked, what of its answers is believed, and when its weights
-change."""
+"""vLLM, behind a server and in this process, and SGLang: what they are asked, what of their answers is believed, and
+when their weights change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreacha
 from harness1.http.loop_thread import LoopThread
 from harness1.model_folder import open_tensors
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.token_server import VllmServer
+from harness1.models.token_server import SglangServer, TokenServer, VllmServer
 from harness1.models.vllm_engine import VllmBackend
 from harness1.models.weight_gate import WeightGate, weight_shapes
 from harness1.records import Sampling
@@ -76,9 +76,22 @@ def completion(**changed: Any) -> dict[str, Any]:
     return {"id": "x", "choices": [{**choice, **changed}]}
 
 
+def generated(**changed: Any) -> dict[str, Any]:
+    """What SGLang answers, changed at its `meta_info`."""
+    drawn = [[logprob, token, None] for logprob, token in zip(LOGPROBS, IDS, strict=True)]
+    meta = {"prompt_tokens": len(PROMPT), "finish_reason": {"type": "stop", "matched": STOP}}
+    meta |= {"output_token_logprobs": drawn, "weight_version": "default"}
+    return {"text": "unused", "meta_info": {**meta, **changed}}
+
+
 def vllm(reply: Reply) -> tuple[VllmServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
     return VllmServer(endpoint, "smol"), endpoint
+
+
+def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
+    endpoint = FakeEndpoint(reply)
+    return SglangServer(endpoint, "smol"), endpoint
 
 
 @pytest.fixture
@@ -91,7 +104,7 @@ def with_temperature(temperature: float) -> Sampling:
     return msgspec.structs.replace(SAMPLING, temperature=temperature)
 
 
-def sample(server: VllmServer, sampling: Sampling = SAMPLING) -> SampledOutput:
+def sample(server: TokenServer, sampling: Sampling = SAMPLING) -> SampledOutput:
     return run(server.generate(PROMPT, sampling))
 
 
@@ -107,6 +120,13 @@ def test_a_server_is_asked_for_token_ids_under_exactly_the_sampling_of_the_recor
     asked = {"model": "smol", "prompt": list(PROMPT), "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
     assert body == neutral | sampling | asked
     assert masked == body | {"structured_outputs": {"grammar": grammar.ebnf}}
+    other, endpoint = sglang(lambda path, body: generated())
+    assert sample(other) == run(other.generate(PROMPT, SAMPLING, grammar)) == expected
+    (path, body), (_, masked) = endpoint.asked
+    params = {"temperature": 1.0, "max_new_tokens": 4, "stop_token_ids": [STOP], "sampling_seed": 11}
+    assert path == "/generate"
+    assert body == {"input_ids": list(PROMPT), "sampling_params": params, "return_logprob": True}
+    assert masked["sampling_params"] == params | {"ebnf": grammar.ebnf}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +146,21 @@ def test_no_faulty_answer_of_vllm_becomes_a_generation(changed: dict[str, Any]) 
     for temperature in (1.0, 0.0):
         with pytest.raises(InfrastructureFault):
             sample(vllm(lambda path, body: completion(**changed))[0], with_temperature(temperature))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"output_token_logprobs": made} for made in (None, [], [[None, 7, None], [-1.0, STOP, None]])),
+        *({"prompt_tokens": count} for count in (2, None)),
+        {"finish_reason": None},
+        *({"finish_reason": {"type": kind, "matched": end}} for kind, end in (("abort", STOP), ("stop", "</s>"))),
+    ],
+    ids=str,
+)
+def test_no_faulty_answer_of_sglang_becomes_a_generation(changed: dict[str, Any]) -> None:
+    with pytest.raises(InfrastructureFault):
+        sample(sglang(lambda path, body: generated(**changed))[0])
 
 
 def test_a_cut_output_has_no_more_tokens_than_asked_for_and_at_temperature_0_log_probabilities_are_0() -> None:
@@ -163,6 +198,26 @@ def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(proc
             assert sample(server, sampling).output_ids == tuple(IDS)
     assert len(endpoint.asked) == (2 + 3 if processed else 2), "asked twice over, and for an output only if it fits"
     assert sample(server).output_ids == tuple(IDS)
+
+
+@pytest.mark.parametrize("processed", [True, False])
+def test_sglang_is_asked_the_same_and_has_no_log_probabilities_of_a_cut_distribution(processed: bool) -> None:
+    def reply(path: str, body: dict[str, Any]) -> object:
+        if "top_logprobs_num" not in body:
+            return generated()
+        best = {0.5: -1.2, 2.0: -4.6}[body["sampling_params"]["temperature"]] if processed else -2.0
+        return generated(output_top_logprobs=[[[best, 7, None]]])
+
+    server, endpoint = sglang(reply)
+    for cut in (Sampling(top_p=0.9), Sampling(top_k=5)):
+        with pytest.raises(UsageError, match="set top_p to 1 and top_k to 0"):
+            sample(server, cut)
+    for _ in range(2):
+        with nullcontext() if processed else pytest.raises(UsageError, match="start SGLang without"):
+            assert sample(server, with_temperature(0.7)).output_ids == tuple(IDS)
+    assert len(endpoint.asked) == (2 + 2 if processed else 2)
+    with pytest.raises(InfrastructureFault, match="no log probabilities"):
+        sample(sglang(lambda path, body: generated())[0], with_temperature(0.7))
 
 
 def test_a_probe_without_an_answer_is_a_fault_and_is_repeated() -> None:
@@ -209,6 +264,20 @@ def test_a_server_that_refuses_weights_goes_on_with_what_it_has(
     with pytest.raises(raised, match=says):
         run(server.load_weights(weights, 1))
     assert sample(server).version_end == 0
+
+
+def test_sglang_says_which_weights_an_output_is_of_and_that_it_did_not_load_some(weights: Path) -> None:
+    changed: list[object] = [{"success": True}, {"success": False, "message": "no space"}, Refusal("400 shapes")]
+    server, endpoint = sglang(lambda path, body: generated(weight_version="8") if path == "/generate" else changed[0])
+    assert sample(server).version_start == 8
+    run(server.load_weights(weights, 3))
+    assert endpoint.asked[-1] == ("/update_weights_from_disk", {"model_path": str(weights), "weight_version": "3"})
+    assert server.version == 3
+    for says in ("no space", "400 shapes"):
+        del changed[0]
+        with pytest.raises(UsageError, match=says):
+            run(server.load_weights(weights, 4))
+        assert server.version == 3
 
 
 def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:
@@ -415,6 +484,23 @@ def test_a_vllm_that_does_not_load_adapters_says_what_to_do(
     with pytest.raises(raised, match=says):
         run(server.load_weights(adapters, 1))
     assert sample(server).version_end == 0
+
+
+def test_sglang_names_the_adapter_in_each_request(adapters: Path) -> None:
+    answer: dict[str, object] = {"success": True}
+    server, endpoint = sglang(lambda path, body: generated(weight_version="8") if path == "/generate" else answer)
+    run(server.load_weights(adapters, 3))
+    path, body = endpoint.asked[0]
+    assert (path, body["lora_path"]) == ("/load_lora_adapter", str(adapters))
+    assert sample(server).version_end == 3
+    assert endpoint.asked[-1][1]["lora_path"] == body["lora_name"]
+    for version in (4, 5):
+        run(server.load_weights(adapters, version))
+    assert endpoint.asked[-1] == ("/unload_lora_adapter", {"lora_name": body["lora_name"]})
+    answer |= {"success": False, "error_message": "rank"}
+    with pytest.raises(UsageError, match=r"rank.*--enable-lora"):
+        run(server.load_weights(adapters, 6))
+    assert sample(server).version_end == 5
 
 
 class FakeEngine:

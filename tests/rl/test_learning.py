@@ -35,7 +35,7 @@ from harness1.runs.files import read_stage
 from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.training.log import read_log
 from harness1.training.saving import load_state
-from tests.models.test_token_server import vllm
+from tests.models.test_token_server import sglang, vllm
 from tests.rl.toy import ToyRollouts, open_toy, share_of_good, toy_config, toy_tasks
 from tests.support import run
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
@@ -322,7 +322,7 @@ def test_a_sampler_sleeps_only_where_it_is_asked_to_and_can() -> None:
     (sampler, endpoint), config = vllm(lambda path, body: ""), load_config("rl/small", [sleeping])
     fleet = load_config("rl/small", [sleeping, "machine.fleet.workers=2"])
     for other, asked, processes, said in (
-        (object(), config, 1, "vllm:PATH"),
+        (sglang(lambda path, body: "")[0], config, 1, "vllm:PATH"),
         (sampler, config, 2, "one process"),
         (sampler, fleet, 1, "fleet"),
     ):
