@@ -209,10 +209,10 @@ async def call_added(function: Callable[..., Any], *given: Any, **named: Any) ->
 def failure(error: BaseException) -> str:
     """Return what went wrong in code of one's own in one line, with the place."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{_said(error)} ({frames[-1].filename}:{frames[-1].lineno})"
+    return f"{_describe(error)} ({frames[-1].filename}:{frames[-1].lineno})"
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
@@ -254,7 +254,7 @@ def _of_file(path: Path) -> tuple[ModuleType, str]:
             if digest != _first_digest(path):
                 raise UsageError(f"{path} has changed since this process imported it: start the process again")
             return module, digest
-    return _imported(path, digest), digest
+    return _import_file(path, digest), digest
 
 
 @cache
@@ -277,7 +277,7 @@ class _FromSource(SourceFileLoader):
 
 
 @cache
-def _imported(path: Path, digest: str) -> ModuleType:
+def _import_file(path: Path, digest: str) -> ModuleType:
     """Import a file. What lies beside it can be imported while it is."""
     name = f"{_OWN}{path.stem}_{digest[:16]}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
@@ -368,7 +368,7 @@ def import_added(load: Callable[[], Any], place: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module of others may raise anything, or end the process
-        raise UsageError(f"{place} cannot be imported: {_said(error)}") from error
+        raise UsageError(f"{place} cannot be imported: {_describe(error)}") from error
 
 
 def _place(kind: str, entry: EntryPoint) -> str:

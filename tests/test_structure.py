@@ -36,7 +36,7 @@ FREE_STATEMENTS = 3
 BROAD = {("harness1/agents/judge.py", "reply_to"), ("harness1/models/vllm_engine.py", "_failing")}
 """Where any exception is caught: a judge's process says what it could not send, and vLLM raises `Exception` itself over
 what its workers raise."""
-BROADEST = {("harness1/plugins.py", name) for name in ("import_added", "_said", "open_added", "_as_exception")} | {
+BROADEST = {("harness1/plugins.py", name) for name in ("import_added", "_describe", "open_added", "_as_exception")} | {
     ("harness1/env/environment.py", "call_engine"),
     ("harness1/policy/registry.py", "act"),
     ("harness1/reward/__init__.py", "call_own"),

@@ -119,7 +119,7 @@ def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None 
         if token and _holds(parcel.folder / name, token.encode()):
             raise UsageError(f"{parcel.folder / name} holds the hub's token: take it out first")
 
-    def said(error: Exception) -> str:
+    def describe(error: Exception) -> str:
         text = " ".join(str(error).split())
         return without_secrets(text.replace(token, HIDDEN) if token else text)
 
@@ -136,11 +136,11 @@ def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None 
         )
     except HfHubHTTPError as error:
         fault: Any = InfrastructureFault if error.response.status_code >= 500 else UsageError
-        raise fault(f"the hub does not take {to}: {said(error)}") from error
+        raise fault(f"the hub does not take {to}: {describe(error)}") from error
     except (httpx.HTTPError, ConnectionError) as error:
-        raise InfrastructureFault(f"the hub cannot be reached: {said(error)}") from error
+        raise InfrastructureFault(f"the hub cannot be reached: {describe(error)}") from error
     except ValueError as error:  # the name of the repository, or the front matter of README.md
-        raise UsageError(f"the hub's client does not take {to}: {said(error)}") from error
+        raise UsageError(f"the hub's client does not take {to}: {describe(error)}") from error
     return {"url": url, "commit": str(done.oid)}
 
 

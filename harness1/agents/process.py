@@ -183,7 +183,7 @@ async def run_command(
             await _end(process, waiting)
             await asyncio.wait({reading}, timeout=DRAIN_S)
             reading.cancel()
-        code, full = _ended(status, words, folder, process.returncode or 0)
+        code, full = _read_end(status, words, folder, process.returncode or 0)
     keep_plain(folder)
     return code, cut or ("disk" if full else ""), bytes(kept).decode(errors="replace")
 
@@ -208,7 +208,7 @@ async def _start(
         os.close(output)
 
 
-def _ended(status: IO[bytes], words: Sequence[str], folder: Path, returned: int) -> tuple[int, bool]:
+def _read_end(status: IO[bytes], words: Sequence[str], folder: Path, returned: int) -> tuple[int, bool]:
     """Return the exit code of a command, and whether it filled the disk, as its keeper says. A failed start is a
     mistake of the user only if the command is at fault."""
     status.seek(0)

@@ -53,7 +53,7 @@ UNITED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 records have the earlier ones, and files and overrides may."""
 
 
-def _united(tree: dict[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any], str, Mapping[str, Any]]]:
+def _walk_united(tree: dict[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any], str, Mapping[str, Any]]]:
     """Yield each group of a configuration that has a united setting, with the names of this and of the earlier ones."""
     for place, settings in UNITED.items():
         group: Any = tree if f"{place}.".startswith(prefix) else None
@@ -65,7 +65,7 @@ def _united(tree: dict[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any],
 
 def unite(tree: dict[str, Any], prefix: str = "") -> None:
     """Replace earlier settings of a configuration by those that hold them now (`UNITED`)."""
-    for group, name, earlier in _united(tree, prefix):
+    for group, name, earlier in _walk_united(tree, prefix):
         now = group.get(name, list(earlier.values()))
         if earlier.keys() & group.keys() and isinstance(now, list) and len(now) == len(earlier):
             group[name] = [group.pop(old, value) for old, value in zip(earlier, now, strict=True)]
@@ -214,7 +214,7 @@ def without_later(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def put_back_removed(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Put the removed settings of a group, or those of the sections that a configuration has, back at their last
     defaults, and earlier ones in place of those that hold them now; return it."""
-    for group, name, earlier in _united(tree, prefix):
+    for group, name, earlier in _walk_united(tree, prefix):
         group |= zip(earlier, group.pop(name), strict=True)
     for path, removed in REMOVED.items():
         if path.startswith(prefix) and not path.startswith("machine."):  # which no hash counts

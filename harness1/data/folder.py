@@ -35,14 +35,14 @@ def read(
     passed over, and how the rest was read. Raises CorpusError: at once, if there is no file."""
 
     def problem(name: str, why: str) -> None:
-        fault(CorpusError(f"{_shown(name)}: {why}"))
+        fault(CorpusError(f"{_show_name(name)}: {why}"))
 
     reading.clear()
     if path.is_file():
         return _documents(path.parent, [path.name], problem, reading)
     walk = Walk(path, problem, follow_links=follow_links, everything=everything)
     files = sorted(walk.files())
-    reading.skipped += map(_shown, walk.skipped)
+    reading.skipped += map(_show_name, walk.skipped)
     if not files:
         raise CorpusError("; ".join([f"{path} holds no files", *reading.lines()]))
     return _documents(path, files, problem, reading)
@@ -61,7 +61,7 @@ def edition(*, everything: bool) -> str:
     return digest([EDITION, everything, absent, find_spec("cryptography") is None, plugin_names("readers")])
 
 
-def _shown(name: str) -> str:
+def _show_name(name: str) -> str:
     return repr(name) if name != utf8_safe(name) else name
 
 

@@ -138,11 +138,11 @@ def read_xml(data: bytes) -> Contents:
     """Return the text between the tags of an XML file, and what they say themselves, as those of outlines do."""
     text, notice = decoded(data, declares=True)
 
-    def shown(found: re.Match[str]) -> str:
+    def lay_out(found: re.Match[str]) -> str:
         said = (first or second for first, second in _WORDED.findall(found[2] or ""))
         return "\n".join(["", *said, ""]) if found[2] else found[1] or ""
 
-    lines = html.unescape(_TAG.sub(shown, text)).splitlines()
+    lines = html.unescape(_TAG.sub(lay_out, text)).splitlines()
     return whole("", "\n".join(line for line in map(str.strip, lines) if line), notice)
 
 

@@ -153,20 +153,20 @@ def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
 
 def left_out_of(out: Path) -> int:
     """Return how many documents were left out of the index in a folder; 0 if its card does not say."""
-    return _told(out, LEFT_OUT, 0)
+    return _read_output(out, LEFT_OUT, 0)
 
 
 def reading_of(out: Path) -> dict[str, Any]:
     """Return what `Reading.facts` told of the files of the index in a folder; nothing if its card does not say."""
-    return _told(out, READING, dict[str, Any]())
+    return _read_output(out, READING, dict[str, Any]())
 
 
 def corpus_of(out: Path) -> str | None:
     """Return the corpus of an index; None if its card does not say."""
-    return _told(out, CORPUS, "") or None
+    return _read_output(out, CORPUS, "") or None
 
 
-def _told(out: Path, name: str, otherwise: Told) -> Told:
+def _read_output(out: Path, name: str, otherwise: Told) -> Told:
     value = card.outputs.get(name) if (card := read_stage(out)) else None
     return value if isinstance(value, type(otherwise)) else otherwise
 

@@ -101,7 +101,7 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
             is_within = Path(end).is_relative_to(root)
             identity = _identity(path.stat())
             if identity in entered or not (follow_links or path.name == QRELS or is_within):
-                sums[_shown(name)] = utf8_safe(os.path.relpath(end, root) if is_within else end)
+                sums[_show_name(name)] = utf8_safe(os.path.relpath(end, root) if is_within else end)
                 continue
             entered.add(identity)
             folders.append(name)
@@ -109,7 +109,7 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
         for entry in os.scandir(place / folder):
             path, name = place / folder / entry.name, f"{folder}/{entry.name}".removeprefix("/")
             if not path.is_dir():
-                sums[_shown(name)] = file_digest(path) if status_of(path) else ""
+                sums[_show_name(name)] = file_digest(path) if status_of(path) else ""
                 continue
             if entry.is_symlink():
                 links.add(name)
@@ -119,7 +119,7 @@ def _sums_below(place: Path, follow_links: bool = False) -> dict[str, str]:
     return sums
 
 
-def _shown(name: str) -> str:
+def _show_name(name: str) -> str:
     return name if utf8_safe(name) == name else f"{name!r}/"  # as no file is called
 
 
@@ -158,7 +158,7 @@ EXACT = 1e-9  # what the sum of a reward's terms may differ from its total, whic
 Said = TypeVar("Said", float, str)
 
 
-def _said(folder: Path, kind: type[Said], *names: str) -> Said | None:
+def _read_card_value(folder: Path, kind: type[Said], *names: str) -> Said | None:
     """Return what a card says by a path of names; None if nothing. Raises SchemaError: it is not of that kind."""
     found: Any = to_builtins(_card(folder))
     for name in names:
@@ -171,7 +171,7 @@ def _said(folder: Path, kind: type[Said], *names: str) -> Said | None:
 
 
 def _count_documents(case: StageCase) -> float:
-    return _said(case.folder, float, "outputs", "documents") or 0.0
+    return _read_card_value(case.folder, float, "outputs", "documents") or 0.0
 
 
 def _count_training_tasks(case: StageCase) -> float:
@@ -190,7 +190,7 @@ def _count_shared_gold(case: StageCase) -> float:
 
 def _count_faults(case: StageCase) -> float:
     paths = ("missing",), ("failures", "infra_error")
-    return sum(_said(case.folder, float, "gates", *path) or 0.0 for path in paths)
+    return sum(_read_card_value(case.folder, float, "gates", *path) or 0.0 for path in paths)
 
 
 def _count_wrong_rewards(case: StageCase) -> float:
@@ -257,7 +257,7 @@ def _gain(case: StageCase) -> float | None:
     """Return the gain of the checkpoint over the start in the held-out metric; None if it was not measured at both."""
     card = read_checkpoint(case.folder)
     looks = [line for line in read_log(case.folder) if any(name.startswith(VALIDATION_PREFIX) for name in line)]
-    metric = _said(case.folder, str, "inputs", "train", "watch", "metric")
+    metric = _read_card_value(case.folder, str, "inputs", "train", "watch", "metric")
     if card is None or metric is None or metric not in card.metrics or not looks or looks[0]["step"] != 0:
         return None
     began = looks[0].get(f"{VALIDATION_PREFIX}{metric}")
