@@ -117,7 +117,9 @@ class Config(Settings):
     @property
     def hash(self) -> str:
         """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, of the tasks."""
-        tree = to_hash(self, "") | {"env": self.env.to_hash(), "reward": self.reward.to_hash(), FORMER: dict(RUN)}
+        without_keys = msgspec.structs.replace(self, machine=Machine())  # no key can be encoded
+        tree = to_hash(without_keys, "")
+        tree |= {"env": self.env.to_hash(), "reward": self.reward.to_hash(), FORMER: dict(RUN)}
         del tree["machine"], tree["data"]
         return digest(tree)
 

@@ -1,5 +1,5 @@
 """Open a policy by its name, as typed after `--policy`: one of the tables below, a model, a plugin's
-(`harness1.policies`), or one's own (`FILE.py:NAME`)."""
+(`harness1.policies`), or one's own (`FILE.py:NAME`). Teachers and models are imported when they are named."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ import msgspec
 from harness1.config import Config
 from harness1.env.render import Context
 from harness1.errors import ConfigError, HarnessError, UsageError
-from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.spec import NAMES as MODELS
 from harness1.models.spec import SERVED, ModelSpec, is_model, list_released
 from harness1.plain import digest, meant
@@ -30,8 +30,6 @@ from harness1.plugins import (
     open_added,
     plugin_names,
 )
-from harness1.policy.oracle_teacher import OracleTeacher
-from harness1.policy.oracles import LeadTeacher, OraclePolicy
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.policy.scripted import POLICIES, RecordedPolicy, ScriptedPolicy
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
@@ -43,10 +41,10 @@ if TYPE_CHECKING:
 Golds = Mapping[str, Gold]  # the gold of each task by its id; only the oracles are given it
 PluginOpener = Callable[[str, Config], Policy]  # opens another package's, by the argument after the colon, if any
 
-ORACLES: Mapping[str, Callable[[Golds], Policy]] = {  # the policies that are given the gold
-    "oracle": OraclePolicy,
-    "oracle-teacher": OracleTeacher,
-    "lead-teacher": LeadTeacher,
+ORACLES = {  # the policies that are given the gold, each by its module and class
+    "oracle": ("oracles", "OraclePolicy"),
+    "oracle-teacher": ("oracle_teacher", "OracleTeacher"),
+    "lead-teacher": ("oracles", "LeadTeacher"),
 }
 SILENT, MIXED = "silent:", "mixed:"
 NAMES = (*POLICIES, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN")
@@ -95,7 +93,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     if colon:
         found = _with_argument(kind, argument, golds or {}, config)
     elif spec in ORACLES:
-        found = ORACLES[spec](golds or {})
+        found = _open_oracle(spec, golds or {})
     else:
         found = POLICIES[spec]() if spec in POLICIES else None
     if found is None:
@@ -106,6 +104,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
 
 def open_model(spec: str, config: Config) -> Policy:
     """Open a language model as a policy. Raises UsageError: there is none; ConfigError; MissingExtra."""
+    from harness1.http.model_endpoint import policy_endpoint
     from harness1.models.open import open_backend
     from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 
@@ -126,6 +125,7 @@ def open_model(spec: str, config: Config) -> Policy:
 
 def served_model(asked: ModelSpec, config: Config) -> ServedModel:
     """Return what the server of a model says of it; raise as `ModelEndpoint`."""
+    from harness1.http.model_endpoint import policy_endpoint
     from harness1.models.served import describe_served
 
     url = (asked.url or "").rstrip("/")
@@ -158,7 +158,13 @@ def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Po
         except ValueError:
             return None
         if 0.0 <= share <= 1.0:
-            policy = MixedPolicy(OracleTeacher(golds), open_policy("random"), share)
+            policy = MixedPolicy(_open_oracle("oracle-teacher", golds), open_policy("random"), share)
+    return policy
+
+
+def _open_oracle(name: str, golds: Golds) -> Policy:
+    module, kind = ORACLES[name]
+    policy: Policy = getattr(import_module(f"harness1.policy.{module}"), kind)(golds)
     return policy
 
 

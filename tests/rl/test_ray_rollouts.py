@@ -244,8 +244,8 @@ def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> No
             await rollouts.publish({"w": Weight(1)}, 1)
 
             async def source() -> AsyncIterator[EpisodeJob]:
-                for job in jobs(200):
-                    if job.sample_idx == 80:
+                for job in jobs(400):
+                    if job.sample_idx == 150:
                         assert len({each.hashes.index for each in found}) == 2
                         await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
                         cluster.add_node(num_cpus=2, object_store_memory=STORE)
@@ -255,6 +255,6 @@ def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> No
             assert rollouts.lost >= 2
 
     asyncio.run(main())
-    assert Counter(each.sample_idx for each in found) == Counter(range(200))
+    assert Counter(each.sample_idx for each in found) == Counter(range(400))
     assert {each.status for each in found} == {Status.COMPLETED}
     assert {each.policy_versions for each in found} == {(1, 1)}
