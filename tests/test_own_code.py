@@ -74,7 +74,7 @@ def search(query, k):
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    plugins._imported.cache_clear()
+    plugins._import_file.cache_clear()
     plugins._first_digest.cache_clear()
 
 
