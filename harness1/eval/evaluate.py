@@ -246,7 +246,7 @@ def write_metrics(evaluation: Evaluation, stage: files.Stage, out: Path) -> dict
     """Write `metrics.json` and all other outputs of a run folder; close the card for `load_finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
     episodes = runs.episodes_of(stage, out)
-    measured = MeasuredRun(episodes, tasks, evaluation.config, True, evaluation.faults)
+    measured = MeasuredRun(episodes, tasks, evaluation.config, finished=True, faults=evaluation.faults)
     metrics = measured.summary(evaluation.seed)
     encoded = write_outputs(out, episodes, measured, evaluation.config, metrics)
     # The pages depend on the closed card, too: remove them first, in case this is interrupted.

@@ -217,24 +217,6 @@ def fault_reasons(metrics: Mapping[str, Any]) -> dict[str, int]:
     return dict(metrics.get("broken", {}).get(BROKEN[StopReason.FAULT], {}).get("reasons", {}))
 
 
-def summarise(
-    episodes: Iterable[Episode],
-    tasks: Mapping[str, Task],
-    config: Config,
-    seed: int = 0,
-    *,
-    finished: bool = False,
-    faults: Faults = "exclude",
-) -> dict[str, Any]:
-    """Return the content of `metrics.json` as plain data: each metric as `{mean, low, high}` over the `scored` tasks,
-    of whose samples it is averaged first (null if no task was scored); `failures` by status, and `broken` with why and
-    how they count. A policy's failure is scored like any episode; an infrastructure fault is left out, or counts as 0
-    (`faults`). `tool_mix` is the share of each tool in successful calls. `missing` tasks have no episode; if the run is
-    `finished`, they count as one in which nothing was done. Raises UsageError: an episode is of none of the tasks, or a
-    task cannot be scored."""
-    return MeasuredRun(episodes, tasks, config, finished, faults).summary(seed)
-
-
 def task_metrics(
     episodes: Iterable[Episode],
     tasks: Mapping[str, Task],
@@ -243,8 +225,8 @@ def task_metrics(
     finished: bool = False,
     faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
-    """Return, for every scored task in order of its id, the means of its metrics; otherwise as `summarise`."""
-    return MeasuredRun(episodes, tasks, config, finished, faults).per_task()
+    """Return, for every scored task in order of its id, the means of its metrics; otherwise as `MeasuredRun`."""
+    return MeasuredRun(episodes, tasks, config, finished=finished, faults=faults).per_task()
 
 
 def cut(episode: Episode, size: int) -> Episode:
@@ -255,10 +237,19 @@ def cut(episode: Episode, size: int) -> Episode:
 
 
 class MeasuredRun:
-    """The metrics of every episode of a run, measured once; arguments and errors are those of `summarise`."""
+    """The metrics of every episode of a run, measured once. A policy's failure is scored like any episode; an
+    infrastructure fault is left out, or counts as 0 (`faults`). If the run is `finished`, a task without an episode
+    counts as one in which nothing was done or delivered. Raises UsageError: an episode is of none of the tasks, or a
+    task cannot be scored."""
 
     def __init__(
-        self, episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, ended: bool, faults: Faults
+        self,
+        episodes: Iterable[Episode],
+        tasks: Mapping[str, Task],
+        config: Config,
+        *,
+        finished: bool = False,
+        faults: Faults = "exclude",
     ) -> None:
         self.tasks, self.counted, self._config = tasks, faults, config
         self.met, self.samples = set[str](), defaultdict[str, list[dict[str, float]]](list)
@@ -279,11 +270,14 @@ class MeasuredRun:
             result = measure_outcome(episode, tasks[task_id].gold)
             self.samples[task_id].append(measure_episode(result, episode, tasks[task_id].gold, config))
             self.calls.update(result.calls)
-        for task_id in tasks.keys() - self.met if ended else ():
+        for task_id in tasks.keys() - self.met if finished else ():
             self.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
 
     def summary(self, seed: int = 0) -> dict[str, Any]:
-        """Return what `summarise` does."""
+        """Return the content of `metrics.json` as plain data: each metric as `{mean, low, high}` over the `scored`
+        tasks, of whose samples it is averaged first (null if no task was scored); `failures` by status, and `broken`
+        with why and how they count; `tool_mix`, the share of each tool in successful calls; `missing` tasks have no
+        episode."""
         samples, calls = self.by_metric, self.calls.total()
         means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
         # All intervals are from the same resamples; for a metric that some tasks lack, over the other tasks.
@@ -305,7 +299,7 @@ class MeasuredRun:
         }
 
     def per_task(self) -> dict[str, dict[str, float]]:
-        """Return what `task_metrics` does."""
+        """Return, for every scored task in order of its id, the means of its metrics."""
         return {
             task_id: {name: sum(of[task_id]) / len(of[task_id]) for name, of in self.by_metric.items() if task_id in of}
             for task_id in sorted(self.samples)

@@ -3,7 +3,9 @@
 import json
 import math
 import random
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.eval.metrics import (
     METRICS,
+    MeasuredRun,
     Tokens,
     cut,
     measure,
@@ -20,7 +23,6 @@ from harness1.eval.metrics import (
     model_use,
     rerank_recall,
     resources,
-    summarise,
     task_metrics,
     tokens_of,
 )
@@ -70,6 +72,10 @@ EPISODE = Episode(
     reward=RewardRecord(0.75),
 )
 GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1}, answer_docs=("b",))
+
+
+def summarise(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, seed: int = 0, **how: Any) -> Any:
+    return MeasuredRun(episodes, tasks, config, **how).summary(seed)
 
 
 def test_every_metric_by_hand() -> None:

@@ -48,7 +48,7 @@ TASKS = {name: task(name) for name in NAMES}
 
 def written(out: Path, episodes: Sequence[Episode], tasks: dict[str, Task] | None = None) -> bool:
     tasks = tasks or TASKS
-    measured = MeasuredRun(episodes, tasks, CONFIG, True, "exclude")
+    measured = MeasuredRun(episodes, tasks, CONFIG, finished=True)
     return outputs.write_outputs(out, episodes, measured, CONFIG, measured.summary())
 
 
@@ -100,7 +100,7 @@ def test_ids_that_hold_white_space_are_encoded_without_becoming_one(tmp_path: Pa
 
 
 def test_the_table_has_a_line_for_every_task() -> None:
-    rows = list(csv.DictReader(io.StringIO(outputs.task_table(RUN, MeasuredRun(RUN, TASKS, CONFIG, True, "exclude")))))
+    rows = list(csv.DictReader(io.StringIO(outputs.task_table(RUN, MeasuredRun(RUN, TASKS, CONFIG, finished=True)))))
     assert [(row["task_id"], row["samples"]) for row in rows] == [("t1", "2"), ("t2", "1"), ("t3", "1"), ("t4", "0")]
     assert float(rows[0]["curated_recall"]) == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert rows[3]["curated_recall"] == ""
